@@ -1,0 +1,104 @@
+"""Checkpoints for MPI programs on parallel file systems.
+
+Names are imported when they are first used: importing the package imports neither
+mpi4py nor h5py, because imports by many ranks hammer a shared file system.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpickpt.errors import (
+        CallMismatchError,
+        CheckpointError,
+        CheckpointExistsError,
+        CheckpointNotFoundError,
+        CollectiveTimeoutError,
+        CorruptShardError,
+        IncompleteCheckpointError,
+        LayoutError,
+        ManifestError,
+        ReplicaMismatchError,
+        StateTypeError,
+        StorageError,
+        WorldSizeMismatchError,
+    )
+    from mpickpt.format.records import ArrayRecord, ShardManifest, ShardRecord
+    from mpickpt.parallel.load import load_sharded
+    from mpickpt.parallel.options import SaveOptions, SaveResult
+    from mpickpt.parallel.save import save_sharded
+    from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
+    from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
+    from mpickpt.storage.checkpoint_reader import open_checkpoint
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "mpickpt.errors": (
+        "CallMismatchError",
+        "CheckpointError",
+        "CheckpointExistsError",
+        "CheckpointNotFoundError",
+        "CollectiveTimeoutError",
+        "CorruptShardError",
+        "IncompleteCheckpointError",
+        "LayoutError",
+        "ManifestError",
+        "ReplicaMismatchError",
+        "StateTypeError",
+        "StorageError",
+        "WorldSizeMismatchError",
+    ),
+    "mpickpt.format.records": ("ArrayRecord", "ShardManifest", "ShardRecord"),
+    "mpickpt.parallel.load": ("load_sharded",),
+    "mpickpt.parallel.options": ("SaveOptions", "SaveResult"),
+    "mpickpt.parallel.save": ("save_sharded",),
+    "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
+    "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
+    "mpickpt.storage.checkpoint_reader": ("open_checkpoint",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ArrayRecord",
+    "AsSaved",
+    "CallMismatchError",
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointNotFoundError",
+    "CollectiveTimeoutError",
+    "CorruptShardError",
+    "IncompleteCheckpointError",
+    "LayoutError",
+    "ManifestError",
+    "PerRank",
+    "Replicated",
+    "ReplicaMismatchError",
+    "SaveOptions",
+    "SaveResult",
+    "ShardManifest",
+    "ShardRecord",
+    "Sharded",
+    "StateTypeError",
+    "StorageError",
+    "WorldSizeMismatchError",
+    "checkpoints",
+    "latest",
+    "load_sharded",
+    "open_checkpoint",
+    "read_manifest",
+    "save_sharded",
+    "step_path",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'mpickpt' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

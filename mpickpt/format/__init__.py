@@ -1,0 +1,1 @@
+"""What is on disk: names, records, boxes, digests, types; no I/O, no MPI."""
