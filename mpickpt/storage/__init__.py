@@ -1,0 +1,1 @@
+"""One process and its files: `os` and h5py, never MPI."""

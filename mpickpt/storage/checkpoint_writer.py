@@ -1,0 +1,289 @@
+"""Writes the files of one checkpoint, for one process; knows files, not MPI.
+
+Every rank calls `write_shard_file`; one of them, the root, calls the others.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from mpickpt.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    StorageError,
+)
+from mpickpt.format.manifest import dump_manifest
+from mpickpt.format.naming import (
+    MANIFEST_TMP_NAME,
+    TMP_SUFFIX,
+    layout_name,
+    parse_layout_name,
+    parse_receipts_name,
+    parse_shard_name,
+    shard_subdirectories,
+)
+from mpickpt.format.records import LayoutRecord, ShardManifest
+from mpickpt.storage.catalog import read_manifest
+from mpickpt.storage.commit import (
+    discard,
+    make_directory,
+    publish,
+    publish_manifest,
+    storage_errors,
+    sync_directory,
+)
+from mpickpt.storage.filesystem import default_direct_io, free_nbytes
+from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
+from mpickpt.storage.shard_image import build_image
+from mpickpt.storage.stream import (
+    ShardDigest,
+    WholeFileSha256,
+    read_shard,
+    write_shard,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStyle:
+    """How shards are written: block length in bytes, direct I/O, reading back."""
+
+    block_nbytes: int
+    direct_io: str
+    read_back: bool
+
+
+def make_room(directory: Path, *, world_size: int, nbytes: int, overwrite: bool) -> str:
+    """Make the directories of a checkpoint and return the id of the save.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the checkpoint.
+    world_size : int
+        Number of shards to come.
+    nbytes : int
+        Bytes to come.
+    overwrite : bool
+        Whether a published checkpoint may stand there already.
+
+    Raises
+    ------
+    CheckpointExistsError
+        A published checkpoint stands there and `overwrite` is false.
+    StorageError
+        The directory cannot be made, or the file system has no room.
+
+    Notes
+    -----
+    For one process. What a crashed save left in the directory is removed.
+    """
+    with storage_errors("look at", directory):
+        published = _is_published(directory)
+    if published and not overwrite:
+        raise CheckpointExistsError(
+            f"{directory} already holds a published checkpoint, which a save never "
+            "touches; save to another path, or pass overwrite=True to replace it once "
+            "the new one is published"
+        )
+    make_directory(directory)
+    sweep(directory)
+    for name in shard_subdirectories(world_size):
+        make_directory(directory / name)
+    _require_room(directory, nbytes)
+    return _new_id(directory)
+
+
+def write_shard_file(
+    path: Path, draft: ShardDraft, style: WriteStyle, cancelled: Event | None = None
+) -> ShardDigest:
+    """Write one shard and make it durable under its final name.
+
+    Raises
+    ------
+    StorageError
+        The file system refused; nothing of the shard stays.
+    CorruptShardError
+        Reading back found other bytes than were written.
+
+    Notes
+    -----
+    Durable when it returns.
+    """
+    tmp = path.with_name(path.name + TMP_SUFFIX)
+    with _removed_on_failure(tmp):
+        digest = _write(tmp, draft, style, cancelled)
+        publish(tmp, path)
+    return digest
+
+
+def write_layout_file(
+    directory: Path, document: bytes, style: WriteStyle
+) -> LayoutRecord:
+    """Write the layout file, an HDF5 file whose only text is the layout; durable."""
+    image = build_image([], lambda _: len(document))
+    layout = ShardLayout(arrays=(), image=image, records=None)  # type: ignore[arg-type]
+    draft = ShardDraft(layout=layout, index=document, parts=())
+    tmp_name = layout_name(hashlib.sha256(document).hexdigest()) + TMP_SUFFIX
+    with _removed_on_failure(directory / tmp_name):
+        digest = _write(directory / tmp_name, draft, style)
+        # Named by all its bytes: where a save overwrites, a published layout file is
+        # never replaced by one that another HDF5 library laid out differently.
+        name = layout_name(digest.sha256)
+        publish(directory / tmp_name, directory / name)
+    payload = (image.index_offset, image.index_nbytes, digest.index_crc32)
+    return LayoutRecord(
+        path=name, nbytes=digest.nbytes, sha256=digest.sha256, payload=payload
+    )
+
+
+def _write(
+    tmp: Path, draft: ShardDraft, style: WriteStyle, cancelled: Event | None = None
+) -> ShardDigest:
+    digest = write_shard(
+        tmp,
+        draft.layout.image,
+        draft.index,
+        draft.parts,
+        block_nbytes=style.block_nbytes,
+        direct=wants_direct(tmp.parent, style.direct_io),
+        cancelled=cancelled,
+    )
+    if style.read_back:
+        _read_back(tmp, digest, style)
+    return digest
+
+
+@contextlib.contextmanager
+def _removed_on_failure(tmp: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        discard(tmp)
+        raise
+
+
+def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
+    """Give the checkpoint its manifest, durably; return the manifest's bytes."""
+    content = dump_manifest(manifest)
+    publish_manifest(directory, content)
+    return content
+
+
+def sweep(directory: Path) -> None:
+    """Remove what no manifest refers to: the rubbish of a crash, or an older save.
+
+    Notes
+    -----
+    Only names of this library's own making are touched, and nothing at all where the
+    manifest cannot be read.
+    """
+    try:
+        manifest = read_manifest(directory)
+    except CheckpointNotFoundError:
+        kept = set()
+    except CheckpointError:
+        return
+    else:
+        kept = {shard.path for shard in manifest.shards}
+        kept |= {manifest.layout.path} if manifest.layout else set()
+    removed = False
+    for path in _own_files(directory):
+        if str(path.relative_to(directory)) not in kept:
+            discard(path)
+            removed = True
+    if removed:
+        sync_directory(directory)
+
+
+def remove_if_empty(directory: Path, world_size: int) -> None:
+    """Remove a checkpoint's directories, as far as they are empty."""
+    for name in [*shard_subdirectories(world_size), "."]:
+        with contextlib.suppress(OSError):
+            (directory / name).rmdir()
+
+
+def wants_direct(directory: Path, direct_io: str) -> bool:
+    """Tell whether to go around the page cache in a directory."""
+    if direct_io == "auto":
+        return default_direct_io(directory)
+    return direct_io == "on"
+
+
+def _is_published(directory: Path) -> bool:
+    try:
+        read_manifest(directory)
+    except CheckpointNotFoundError:
+        return False
+    except StorageError:
+        raise
+    except CheckpointError:
+        return True  # damaged, but there: not ours to remove without being asked
+    return True
+
+
+def _own_files(directory: Path) -> list[Path]:
+    """Return the files in a checkpoint's directory that this library may remove."""
+    found = []
+    with storage_errors("list", directory):
+        for entry in os.scandir(directory):
+            if entry.is_dir(follow_symlinks=False):
+                if _is_shard_subdirectory(entry.name):
+                    found += [p for p in Path(entry.path).iterdir() if _is_own(p.name)]
+            elif _is_own(entry.name):
+                found.append(Path(entry.path))
+    return found
+
+
+def _is_shard_subdirectory(name: str) -> bool:
+    return name.startswith("ranks") and name[5:].isdecimal()
+
+
+def _is_own(name: str) -> bool:
+    stem = name.removesuffix(TMP_SUFFIX)
+    return (
+        name == MANIFEST_TMP_NAME
+        or parse_shard_name(name) is not None
+        or parse_layout_name(stem) is not None
+        or parse_receipts_name(stem) is not None
+    )
+
+
+def _require_room(directory: Path, nbytes: int) -> None:
+    free = free_nbytes(directory)
+    if free < nbytes:
+        raise StorageError(
+            f"{directory}: the checkpoint needs {nbytes} bytes, the file system has "
+            f"{free} free; remove older checkpoints or save elsewhere",
+            errno=errno.ENOSPC,
+            path=str(directory),
+        )
+
+
+def _new_id(directory: Path) -> str:
+    taken = {
+        name.id8
+        for name in (parse_shard_name(path.name) for path in _own_files(directory))
+        if name is not None
+    }
+    while True:
+        save_id = secrets.token_hex(16)
+        if save_id[:8] not in taken:
+            return save_id
+
+
+def _read_back(path: Path, digest: ShardDigest, style: WriteStyle) -> None:
+    read_shard(
+        path,
+        nbytes=digest.nbytes,
+        spans=[(0, digest.nbytes)],
+        check=WholeFileSha256(digest.sha256),
+        deliver=lambda _offset, _view: None,
+        direct=wants_direct(path.parent, style.direct_io),
+    )

@@ -1,0 +1,100 @@
+"""Tells which file system a path lies on and what that means for I/O; reads only."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpickpt.storage.commit import storage_errors
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+# Local disks, where O_DIRECT saves a copy. On network file systems it also gives up
+# write-behind, and tmpfs has no disk to go to.
+_DIRECT_IO_TYPES = frozenset({"ext4", "xfs", "btrfs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A mounted file system.
+
+    Parameters
+    ----------
+    point : str
+        Directory on which it is mounted.
+    type : str
+        As the kernel names it: "ext4", "xfs", "lustre", "nfs4", "fuse.glusterfs".
+    """
+
+    point: str
+    type: str
+
+
+def mount_of(path: Path) -> Mount | None:
+    """Return the file system of a path, or of its nearest existing parent.
+
+    None where the kernel does not tell.
+    """
+    try:
+        existing = _nearest_existing(path)
+        lines = MOUNTINFO.read_text(errors="surrogateescape").splitlines()
+        device = os.stat(existing).st_dev
+    except OSError:
+        return None
+    return find_mount(lines, str(existing), f"{os.major(device)}:{os.minor(device)}")
+
+
+def find_mount(lines: list[str], path: str, device: str) -> Mount | None:
+    """Return the mount of an absolute path, given the lines of mountinfo.
+
+    Parameters
+    ----------
+    lines : list of str
+        As in proc(5): "36 35 98:0 /root /point options tags - type source super".
+    path : str
+        Absolute, symlinks resolved.
+    device : str
+        "major:minor" of the path; among mounts that hide each other it decides.
+    """
+    found: list[tuple[tuple[int, bool, int], Mount]] = []
+    for order, line in enumerate(lines):
+        fields, _, rest = line.partition(" - ")
+        _, _, number, _, point, *_ = fields.split(" ")
+        point = _unescaped(point)
+        if path == point or path.startswith(point.rstrip("/") + "/"):
+            # The longest point wins; of several mounts on one point, the last.
+            priority = (len(point), number == device, order)
+            found.append((priority, Mount(point=point, type=rest.split(" ")[0])))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def default_direct_io(path: Path) -> bool:
+    """Tell whether O_DIRECT is the better default for shards under `path`."""
+    mount = mount_of(path)
+    return mount is not None and mount.type in _DIRECT_IO_TYPES
+
+
+def free_nbytes(path: Path) -> int:
+    """Return the bytes that an ordinary user may still write under `path`.
+
+    Raises
+    ------
+    StorageError
+        If the file system does not answer.
+    """
+    with storage_errors("ask for the free space of", path):
+        usage = os.statvfs(_nearest_existing(path))
+        return usage.f_bavail * usage.f_frsize
+
+
+def _nearest_existing(path: Path) -> Path:
+    resolved = Path(os.path.realpath(path))
+    for candidate in (resolved, *resolved.parents):
+        if candidate.exists():
+            return candidate
+    return Path("/")
+
+
+def _unescaped(point: str) -> str:
+    r"""Undo the octal escapes of mountinfo: \040 is a space."""
+    first, *rest = point.split("\\")
+    return first + "".join(chr(int(text[:3], 8)) + text[3:] for text in rest)

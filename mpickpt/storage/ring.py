@@ -1,0 +1,113 @@
+"""Moves blocks between a ring of buffers and a file in threads of its own.
+
+While threads transfer some blocks, the caller fills or digests another. Everything
+that takes long releases the GIL: pread, pwrite, SHA-256, CRC-32.
+"""
+
+import mmap
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+Transfer = Callable[[memoryview, int], None]
+
+_HUGE_PAGE_NBYTES = 2 << 20
+
+
+class Ring:
+    """Buffers in a circle; turn `n` of the caller is with buffer `n % depth`.
+
+    Parameters
+    ----------
+    transfer : callable
+        Moves all of a buffer to or from a file offset; called in the threads.
+    block_nbytes : int
+        Size of a buffer, a multiple of the page size.
+    depth : int
+        Number of buffers.
+    in_flight : int
+        Number of threads, hence of transfers at one time.
+
+    Notes
+    -----
+    To be used as a context manager: however the body ends, transfers that have not
+    begun are dropped and the threads have ended when it is left.
+    """
+
+    def __init__(
+        self, transfer: Transfer, *, block_nbytes: int, depth: int, in_flight: int
+    ) -> None:
+        self.depth = depth
+        self._transfer = transfer
+        self._buffers = _aligned_buffers(block_nbytes, depth)
+        self._jobs: SimpleQueue[tuple[int, int, int] | None] = SimpleQueue()
+        self._ended: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(depth)]
+        self._is_busy = [False] * depth
+        self._failure: BaseException | None = None
+        self._threads = [
+            Thread(target=self._serve, name=f"mpickpt-ring-{n}", daemon=True)
+            for n in range(in_flight)
+        ]
+
+    def start(self, turn: int, offset: int, nbytes: int) -> None:
+        """Have the first `nbytes` of the turn's buffer moved to or from `offset`."""
+        slot = turn % self.depth
+        self._is_busy[slot] = True
+        self._jobs.put((slot, offset, nbytes))
+
+    def buffer(self, turn: int) -> memoryview:
+        """Return the turn's buffer once its transfer, if it has one, has ended.
+
+        Whatever a transfer raised, of this buffer or of another, is raised here.
+        """
+        slot = turn % self.depth
+        if self._is_busy[slot]:
+            self._ended[slot].get()
+            self._is_busy[slot] = False
+        if self._failure is not None:
+            raise self._failure
+        return self._buffers[slot]
+
+    def drain(self) -> None:
+        """Wait until every transfer has ended; raise what one of them raised."""
+        for slot in range(self.depth):
+            self.buffer(slot)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._failure = self._failure or error
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            slot, offset, nbytes = job
+            try:
+                if self._failure is None:
+                    self._transfer(self._buffers[slot][:nbytes], offset)
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
+                self._failure = self._failure or error
+            self._ended[slot].put(None)
+
+
+def _aligned_buffers(block_nbytes: int, count: int) -> list[memoryview]:
+    # O_DIRECT wants aligned memory, which anonymous mappings are; huge pages save it
+    # the pinning of 512 small ones for each 2 MiB.
+    memory = mmap.mmap(-1, block_nbytes * count + _HUGE_PAGE_NBYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = memoryview(memory)
+    return [whole[n * block_nbytes : (n + 1) * block_nbytes] for n in range(count)]

@@ -1,0 +1,294 @@
+"""Sees all shards of one checkpoint as one state; files, but no MPI and no HDF5."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpickpt.errors import CheckpointError, ManifestError
+from mpickpt.format.dtypes import parse_dtype
+from mpickpt.format.hyperslab import Hyperslab, whole
+from mpickpt.format.index import IndexArray
+from mpickpt.format.layout_document import LayoutEntry
+from mpickpt.format.naming import Path as KeyPath
+from mpickpt.format.naming import key_of
+from mpickpt.format.records import ArrayRecord, ShardManifest
+from mpickpt.format.tree import Node, SavedLeaf, VariesNode
+from mpickpt.planning.merge import digest_of, merge, saved_tree, skeleton
+from mpickpt.planning.plain_values import is_by_rank, paths_by_rank, plain_value
+from mpickpt.planning.tree_walk import find
+from mpickpt.storage.array_reader import (
+    Array,
+    allocate,
+    copy_part,
+    read_selection,
+    require_backed,
+    require_tiling,
+)
+from mpickpt.storage.layout_file import read_layout
+from mpickpt.storage.selection import Selection, select
+from mpickpt.storage.shard_reader import BlockCache, ShardReader
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# An index of 10,000 arrays takes about 10 MB of memory.
+_SHARDS_KEPT = 64
+
+
+class SavedState:
+    """The state that one manifest describes; files are read when they are needed.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the checkpoint.
+    manifest : ShardManifest
+        Its manifest.
+    """
+
+    def __init__(self, directory: Path, manifest: ShardManifest) -> None:
+        self.manifest = manifest
+        self.records = {record.key: record for record in manifest.arrays}
+        self._directory = directory
+        self._blocks = BlockCache()
+        self._shards: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def shard(self, rank: int) -> ShardReader:
+        """Return the shard of a saved rank."""
+        shard = self._shards.pop(rank, None)
+        if shard is None:
+            record = self.manifest.shards[rank]
+            size = self.manifest.world_size
+            shard = ShardReader(self._directory, record, size, self._blocks)
+        self._shards[rank] = shard
+        if len(self._shards) > _SHARDS_KEPT:
+            self._shards.popitem(last=False)
+        return shard
+
+    def tree_of(self, rank: int) -> Node:
+        """Return the tree that one rank saved."""
+        return saved_tree(self.shard(rank).index)
+
+    @cached_property
+    def tree(self) -> Node:
+        """The union of the trees of all ranks.
+
+        Where values differ between ranks, and within `PerRank`, a `VariesNode` stands.
+        All indexes are read for it, once.
+        """
+        merged = self.tree_of(0)
+        if self.manifest.world_size == 1:
+            return merged
+        merged, _ = skeleton(merged)
+        seen = {digest_of(merged)}
+        for rank in range(1, self.manifest.world_size):
+            tree, _ = skeleton(self.tree_of(rank))
+            digest = digest_of(tree)
+            if digest not in seen:
+                seen.add(digest)
+                merged = merge([merged, tree])
+        return merged
+
+    def find(self, path: KeyPath) -> Node | None:
+        """Return the node of the merged tree at a path; None where no rank has it."""
+        node = find(self.tree, path)
+        if node is not None:
+            return node
+        above = (find(self.tree, path[:length]) for length in range(len(path)))
+        if any(is_by_rank(node) for node in above if node is not None):
+            ranks = range(self.manifest.world_size)
+            if any(find(self.tree_of(rank), path) is not None for rank in ranks):
+                return VariesNode()
+        return None
+
+    def read(self, key: str, selection: Selection) -> Array:
+        """Return selected elements of a sharded or replicated array."""
+        record = _listed(self.records, key)
+        stored = [
+            (shard, part)
+            for shard in map(self.shard, self._ranks_with(key, selection.box))
+            for part in _matching(shard, record)
+        ]
+        return read_selection(key, parse_dtype(record.dtype), selection, stored)
+
+    def read_own(self, rank: int, key: str, selection: Selection) -> Array:
+        """Return selected elements of the per-rank array of one rank."""
+        shard = self.shard(rank)
+        array = shard.arrays[key]
+        stored = [(shard, part) for part in array.parts]
+        return read_selection(key, parse_dtype(array.dtype), selection, stored)
+
+    def load(self, path: KeyPath, node: Node) -> Any:
+        """Return the subtree at a path as plain containers with whole arrays.
+
+        Parameters
+        ----------
+        path : tuple
+            Where it is.
+        node : Node
+            What `find` gave for it.
+        """
+        by_rank = list(paths_by_rank(node, path))
+        arrays = self._assemble(self._records_below(path))
+        values = self._values_by_rank(by_rank, arrays)
+
+        def whole_array(leaf: SavedLeaf) -> Array:
+            return _listed(arrays, leaf.key)
+
+        def value(node: Node, path: KeyPath) -> Any:
+            if path in values:
+                return values[path]
+            return plain_value(node, whole_array, value, path)
+
+        return value(node, path)
+
+    def value_of_rank(self, rank: int, path: KeyPath) -> Any:
+        """Return what one rank had at a path: of sharded arrays its own boxes.
+
+        Raises
+        ------
+        KeyError
+            If it had nothing there.
+        """
+        node = find(self.tree_of(rank), path)
+        if node is None:
+            raise KeyError(f"rank {rank} has no {key_of(path)!r}")
+        return self.value_of_node(rank, node)
+
+    def value_of_node(self, rank: int, node: Node) -> Any:
+        """Return what a node of one rank's tree stands for, its arrays read."""
+        return plain_value(node, lambda leaf: self._held(rank, leaf))
+
+    def fill(self, key: str, out: Array) -> None:
+        """Fill an array, of the right shape and dtype, with a whole saved array."""
+        self._fill([self.records[key]], {key: out})
+
+    def stored_boxes(self, key: str) -> list[Hyperslab]:
+        """Return the boxes of an array as they lie in the shards, in rank order."""
+        record = self.records[key]
+        shards = map(self.shard, self._ranks_with(key, whole(_shape(record))))
+        return [part.box for shard in shards for part in _matching(shard, record)]
+
+    def _held(self, rank: int, leaf: SavedLeaf) -> Any:
+        if leaf.kind == "per_rank":
+            return self._own(rank, leaf)
+        boxes = self.shard(rank).arrays[leaf.key].boxes
+        held = [self.read(leaf.key, select(b.slices(), leaf.shape)) for b in boxes]
+        return held[0] if len(held) == 1 else held
+
+    def _own(self, rank: int, leaf: SavedLeaf) -> Array:
+        return self.read_own(rank, leaf.key, select(..., leaf.shape))
+
+    def _values_by_rank(
+        self, paths: Sequence[KeyPath], arrays: dict[str, Array]
+    ) -> dict[KeyPath, list[Any]]:
+        size = self.manifest.world_size
+        values: dict[KeyPath, list[Any]] = {path: [None] * size for path in paths}
+        for rank in range(size if paths else 0):
+            tree = self.tree_of(rank)
+
+            def leaf_value(leaf: SavedLeaf, rank: int = rank) -> Any:
+                own = leaf.kind == "per_rank"
+                return self._own(rank, leaf) if own else _listed(arrays, leaf.key)
+
+            for path in paths:
+                node = find(tree, path)
+                if node is not None:
+                    values[path][rank] = plain_value(node, leaf_value)
+        return values
+
+    def _assemble(self, records: Sequence[ArrayRecord]) -> dict[str, Array]:
+        """Return whole arrays; each shard is read once, from its start to its end."""
+        shards = [
+            self.shard(r) for r in range(self.manifest.world_size if records else 0)
+        ]
+        for shard in shards:
+            shard.require_size()
+        available = self.manifest.nbytes
+        out: dict[str, Array] = {}
+        for record in records:
+            shape, dtype = _shape(record), parse_dtype(record.dtype)
+            require_backed(record.key, whole(shape).size * dtype.itemsize, available)
+            out[record.key] = allocate(record.key, shape, dtype)
+            available -= out[record.key].nbytes
+        self._fill(records, out)
+        return out
+
+    def _fill(self, records: Sequence[ArrayRecord], out: dict[str, Array]) -> None:
+        boxes: dict[str, list[Hyperslab]] = {key: [] for key in out}
+        for rank in range(self.manifest.world_size if records else 0):
+            shard = self.shard(rank)
+            stored = [(r.key, part) for r in records for part in _matching(shard, r)]
+            for key, part in sorted(stored, key=lambda pair: pair[1].file_offset or 0):
+                if not part.box.is_empty:
+                    boxes[key].append(part.box)
+                    copy_part(shard, part, select(..., out[key].shape), out[key])
+        for key, tiles in boxes.items():
+            require_tiling(key, whole(out[key].shape), tiles)
+
+    def _records_below(self, path: KeyPath) -> list[ArrayRecord]:
+        key = key_of(path)
+        return [
+            record
+            for record in self.manifest.arrays
+            if record.kind != "per_rank"
+            and (not path or record.key == key or record.key.startswith(key + "/"))
+        ]
+
+    def _ranks_with(self, key: str, box: Hyperslab) -> Iterable[int]:
+        """Return the ranks whose shards can hold elements in a box of an array."""
+        if box.is_empty:
+            return ()
+        size = self.manifest.world_size
+        entry = None if self._layout is None else self._layout.get(key)
+        if entry is None:
+            return range(size)
+        hit = {rank for rank, part in entry.parts if _meet(part, box)}
+        return sorted(rank for rank in hit if rank < size)
+
+    @cached_property
+    def _layout(self) -> dict[str, LayoutEntry] | None:
+        record = self.manifest.layout
+        if record is None:
+            return None
+        try:
+            return read_layout(self._directory, record)
+        except CheckpointError as error:
+            # The indexes of all shards say the same, at the price of reading them.
+            log.warning("asking every shard, because of its layout file: %s", error)
+            return None
+
+
+def _matching(shard: ShardReader, record: ArrayRecord) -> Any:
+    """Return the parts of an array in a shard, whose index must fit the manifest."""
+    array: IndexArray | None = shard.arrays.get(record.key)
+    if array is None:
+        return ()
+    found = (array.kind, array.dtype, array.shape)
+    if found != (record.kind, record.dtype, record.global_shape):
+        raise ManifestError(
+            f"{shard.path}: {record.key!r} is {found}; the manifest says "
+            f"{(record.kind, record.dtype, record.global_shape)}"
+        )
+    return array.parts
+
+
+def _listed(found: Mapping[str, T], key: str) -> T:
+    try:
+        return found[key]
+    except KeyError as error:
+        text = f"the tree of a shard has the array {key!r}, which the manifest has not"
+        raise ManifestError(text) from error
+
+
+def _shape(record: ArrayRecord) -> tuple[int, ...]:
+    assert record.global_shape is not None, record.kind
+    return record.global_shape
+
+
+def _meet(part: Hyperslab, box: Hyperslab) -> bool:
+    return part.ndim == box.ndim and part.intersect(box) is not None

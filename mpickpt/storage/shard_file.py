@@ -1,0 +1,170 @@
+"""Moves bytes between memory and one open file, with or without the page cache."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mpickpt.errors import IncompleteCheckpointError
+from mpickpt.storage.commit import close_file, create_file, discard, storage_errors
+
+# Covers the logical block of every disk, and the page.
+DIRECT_ALIGNMENT = 4096
+
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class ShardFile:
+    """An open file at whose offsets threads may read or write at the same time.
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file.
+    path : Path
+        Its path, for errors.
+    nbytes : int
+        Size that the file has, or is going to have.
+    direct : bool
+        Whether to go around the page cache, where the file system can. Buffers,
+        their lengths and offsets must then be aligned; the end of the file is not.
+    """
+
+    def __init__(
+        self, descriptor: int, path: Path, *, nbytes: int, direct: bool
+    ) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self.nbytes = nbytes
+        self._is_direct = False
+        if direct and _O_DIRECT:
+            # At open, some file systems create the file before they refuse the flag.
+            with contextlib.suppress(OSError):
+                self._set_flags(self._flags() | _O_DIRECT)
+                self._is_direct = True
+
+    def write_at(self, view: memoryview, offset: int) -> None:
+        """Write all of `view` at `offset`."""
+        done = 0
+        with storage_errors("write", self.path):
+            if len(view) % DIRECT_ALIGNMENT:
+                self._leave_direct()
+            while done < len(view):
+                count = self._call(os.pwrite, view[done:], offset + done)
+                done += self._progress(count, "the file system takes no more bytes")
+
+    def read_at(self, view: memoryview, offset: int) -> None:
+        """Fill `view` from `offset`, or as much of it as the file has."""
+        done, needed = 0, min(len(view), self.nbytes - offset)
+        with storage_errors("read", self.path):
+            while done < needed:
+                count = self._call(_pread_into, view[done:], offset + done)
+                if done + count >= needed:
+                    return
+                done += self._progress(count, "the file was cut while it was read")
+
+    def _call(
+        self,
+        transfer: Callable[[int, memoryview, int], int],
+        view: memoryview,
+        offset: int,
+    ) -> int:
+        try:
+            return transfer(self.descriptor, view, offset)
+        except OSError as error:
+            # Some file systems accept the flag and refuse the first transfer.
+            if error.errno != errno.EINVAL or not self._leave_direct():
+                raise
+            return transfer(self.descriptor, view, offset)
+
+    def _progress(self, count: int, complaint: str) -> int:
+        # After a short direct transfer, going on from where it ended is EINVAL.
+        aligned = count - count % DIRECT_ALIGNMENT if self._is_direct else count
+        if not aligned and not self._leave_direct():
+            raise OSError(errno.EIO, complaint)
+        return aligned
+
+    def _leave_direct(self) -> bool:
+        """Go through the page cache from now on; tell whether that is a change."""
+        was_direct = self._is_direct
+        if was_direct:
+            self._set_flags(self._flags() & ~_O_DIRECT)
+            self._is_direct = False
+        return was_direct
+
+    def _flags(self) -> int:
+        return fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+
+    def _set_flags(self, flags: int) -> None:
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags)
+
+
+@contextlib.contextmanager
+def new_shard_file(path: Path, *, nbytes: int, direct: bool) -> Iterator[ShardFile]:
+    """Create a file to be written; remove it when the body or its close fails."""
+    descriptor = create_file(path)
+    try:
+        try:
+            yield ShardFile(descriptor, path, nbytes=nbytes, direct=direct)
+        finally:
+            close_file(descriptor, path)
+    except BaseException:
+        discard(path)
+        raise
+
+
+@contextlib.contextmanager
+def open_shard_file(
+    path: Path, *, nbytes: int | None = None, direct: bool
+) -> Iterator[ShardFile]:
+    """Open a file to be read, which must be a regular one, of this size if given.
+
+    Raises
+    ------
+    IncompleteCheckpointError
+        If it is missing or has another size.
+    StorageError
+        If it is a symlink, a FIFO or a device, or cannot be opened.
+    """
+    descriptor = _open_regular(path)
+    try:
+        actual = os.fstat(descriptor).st_size
+        if nbytes not in (None, actual):
+            raise wrong_size(path, f"{nbytes}", nbytes, actual)
+        yield ShardFile(descriptor, path, nbytes=actual, direct=direct)
+    finally:
+        os.close(descriptor)
+
+
+def wrong_size(
+    path: Path, wanted: str, expected: int | None, actual: int
+) -> IncompleteCheckpointError:
+    """Return the error for a file that has not the bytes that it should have."""
+    return IncompleteCheckpointError(
+        f"{path} has {actual} bytes; expected are {wanted}",
+        path=str(path),
+        expected=expected,
+        actual=actual,
+    )
+
+
+def _open_regular(path: Path) -> int:
+    # O_NONBLOCK: opening a FIFO that nobody writes would wait for ever.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with storage_errors("open", path):
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError as error:
+            message = f"{path} is missing"
+            raise IncompleteCheckpointError(message, path=str(path)) from error
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def _pread_into(descriptor: int, view: memoryview, offset: int) -> int:
+    return os.preadv(descriptor, [view], offset)

@@ -1,0 +1,396 @@
+"""Writes and reads shards in one pass, digesting on the way; knows files, not MPI.
+
+The bytes of a shard go in file order through a small ring of buffers. The calling
+thread copies them and digests them while they are in its cache; other threads move
+full buffers to the file. Nothing is read back, and HDF5 takes no part.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from mpickpt.errors import CheckpointError
+from mpickpt.format.digest import BlockCrc, crc32, crc32_hex
+from mpickpt.storage.checks import (
+    BlockCrc32,
+    Check,
+    NoCheck,
+    Span,
+    WholeFileSha256,
+    corrupt_shard,
+)
+from mpickpt.storage.commit import sync_file
+from mpickpt.storage.regions import (
+    Array,
+    Scatter,
+    bytes_after_table,
+    pieces_of,
+    regions_before_table,
+)
+from mpickpt.storage.ring import Ring
+from mpickpt.storage.shard_file import (
+    DIRECT_ALIGNMENT,
+    ShardFile,
+    new_shard_file,
+    open_shard_file,
+    wrong_size,
+)
+
+if TYPE_CHECKING:
+    from mpickpt.storage.shard_image import ShardImage
+
+__all__ = [
+    "BlockCrc32",
+    "NoCheck",
+    "Scatter",
+    "ShardDigest",
+    "WholeFileSha256",
+    "read_shard",
+    "read_verified",
+    "write_shard",
+]
+
+Deliver = Callable[[int, memoryview], None]
+
+DEFAULT_BLOCK_NBYTES = 8 << 20
+MAX_BLOCK_NBYTES = 16 << 20
+
+_RING_NBYTES = 32 << 20
+_MAX_DEPTH = 8
+_IN_FLIGHT = 4
+
+# Copy, SHA-256 and CRC-32 go over a chunk while it is in the second-level cache.
+_CHUNK_NBYTES = 256 << 10
+_ZEROS = memoryview(bytes(64 << 10))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardDigest:
+    """What is known of a shard when it was written.
+
+    Parameters
+    ----------
+    nbytes : int
+        Size of the file.
+    sha256 : str
+        SHA-256 of the file, hex.
+    crc32 : str
+        CRC-32 of the table of CRC-32 values, hex.
+    index_crc32 : str
+        CRC-32 of the index, hex.
+    seconds, seconds_waiting, seconds_syncing : float
+        Time in all; of that, for buffers to come free, and for the final fsync.
+    """
+
+    nbytes: int
+    sha256: str
+    crc32: str
+    index_crc32: str
+    seconds: float
+    seconds_waiting: float
+    seconds_syncing: float
+
+
+def write_shard(
+    path: Path,
+    image: "ShardImage",
+    index: bytes,
+    parts: Sequence[Array],
+    *,
+    block_nbytes: int = DEFAULT_BLOCK_NBYTES,
+    direct: bool,
+    cancelled: threading.Event | None = None,
+    sync: Callable[[int, Path], None] = sync_file,
+) -> ShardDigest:
+    """Write one shard to a new file and return its digests.
+
+    Parameters
+    ----------
+    path : Path
+        File that must not exist yet.
+    image : ShardImage
+        Where everything lies.
+    index : bytes
+        Exactly as long as the image says.
+    parts : sequence of ndarray
+        The arrays of the image in its order, of any memory order. Not modified.
+    block_nbytes : int
+        Bytes of one write, which starts at a multiple of it in the file. A multiple
+        of 4096, at most 16 MiB.
+    direct : bool
+        Whether to go around the page cache, where the file system can.
+    cancelled : threading.Event or None
+        Ends the writing soon after it was set.
+    sync : callable
+        Makes an open file durable; called once.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses; the file was removed.
+    CheckpointError
+        If it was cancelled; the file was removed.
+
+    Notes
+    -----
+    Durable when it returns, but for the file's name. Extra memory: 34 MiB at most.
+    """
+    begin = perf_counter()
+    with new_shard_file(path, nbytes=image.nbytes, direct=direct) as file:
+        with _ring(file.write_at, block_nbytes) as ring:
+            outflow = _Outflow(file, ring, block_nbytes, cancelled)
+            for offset, content in regions_before_table(image, index, parts):
+                outflow.pad_to(offset)
+                for piece in pieces_of(content):
+                    outflow.take(piece)
+            outflow.pad_to(image.table_offset)
+            tail = bytes_after_table(image)
+            table = outflow.table() + _table_of(tail)
+            outflow.take(memoryview(table))
+            outflow.take(memoryview(tail))
+            outflow.finish()
+        written = perf_counter()
+        sync(file.descriptor, path)
+    end = perf_counter()
+    return ShardDigest(
+        nbytes=image.nbytes,
+        sha256=outflow.sha256.hexdigest(),
+        crc32=crc32_hex(crc32(table)),
+        index_crc32=crc32_hex(crc32(index)),
+        seconds=end - begin,
+        seconds_waiting=outflow.seconds_waiting,
+        seconds_syncing=end - written,
+    )
+
+
+def read_shard(
+    path: Path,
+    *,
+    nbytes: int,
+    spans: Sequence[Span],
+    check: Check,
+    deliver: Deliver,
+    direct: bool,
+    block_nbytes: int = DEFAULT_BLOCK_NBYTES,
+    cancelled: threading.Event | None = None,
+) -> None:
+    """Read parts of a shard, or all of it, and verify them.
+
+    Parameters
+    ----------
+    path : Path
+        File that must be a regular one of `nbytes` bytes.
+    nbytes : int
+        Size of the file, from the manifest.
+    spans : sequence of (int, int)
+        Ranges of bytes to read, ascending, as `check` can verify them.
+    check : WholeFileSha256, BlockCrc32 or NoCheck
+        How to verify what is read.
+    deliver : callable
+        Called with the offset and the bytes of each chunk in file order. The bytes
+        are valid during the call only, and verified only when `read_shard` returns.
+    direct : bool
+        Whether to go around the page cache, where the file system can.
+    block_nbytes : int
+        Bytes of one read: a multiple of 4096, at most 16 MiB.
+    cancelled : threading.Event or None
+        Ends the reading soon after it was set.
+
+    Raises
+    ------
+    IncompleteCheckpointError
+        If the file is missing or has another size.
+    CorruptShardError
+        If a digest differs.
+    StorageError
+        If the file system refuses.
+    CheckpointError
+        If it was cancelled.
+    """
+    reads = _plan_reads(spans, block_nbytes)
+    verifier = check.begin(path, nbytes, spans)
+    with (
+        open_shard_file(path, nbytes=nbytes, direct=direct) as file,
+        _ring(file.read_at, block_nbytes) as ring,
+    ):
+        for turn, read in enumerate(reads[: ring.depth]):
+            ring.start(turn, read.offset, read.nbytes)
+        for turn, read in enumerate(reads):
+            _stop_if(cancelled, path)
+            buffer = ring.buffer(turn)
+            for start in range(read.start, read.stop, _CHUNK_NBYTES):
+                stop = min(start + _CHUNK_NBYTES, read.stop)
+                chunk = buffer[start - read.offset : stop - read.offset]
+                verifier.update(start, chunk)
+                deliver(start, chunk)
+            if turn + ring.depth < len(reads):
+                following = reads[turn + ring.depth]
+                ring.start(turn + ring.depth, following.offset, following.nbytes)
+    verifier.finish()
+
+
+def read_verified(path: Path, offset: int, nbytes: int, expected: str) -> bytes:
+    """Return a small range of a file, verified.
+
+    Parameters
+    ----------
+    path : Path
+        Must be a regular file.
+    offset, nbytes : int
+        The range; its length is bounded by the caller.
+    expected : str
+        CRC-32 of the range as 8 lower-case hex digits.
+
+    Raises
+    ------
+    IncompleteCheckpointError
+        If the file is missing or ends before the range does.
+    CorruptShardError
+        If the CRC-32 differs.
+    StorageError
+        If the file system refuses.
+    """
+    stop = offset + nbytes
+    with open_shard_file(path, direct=False) as file:
+        if file.nbytes < stop:
+            raise wrong_size(path, f"at least {stop}", stop, file.nbytes)
+        content = bytearray(nbytes)
+        file.read_at(memoryview(content), offset)
+    actual = crc32_hex(crc32(content))
+    if actual != expected:
+        raise corrupt_shard(path, f"bytes {offset} to {stop}", expected, actual)
+    return bytes(content)
+
+
+class _Outflow:
+    """Fills the ring's buffers in file order and digests what it fills in."""
+
+    def __init__(
+        self,
+        file: ShardFile,
+        ring: Ring,
+        block_nbytes: int,
+        cancelled: threading.Event | None,
+    ) -> None:
+        self.sha256 = hashlib.sha256()
+        self.seconds_waiting = 0.0
+        self._crc = BlockCrc()
+        self._file = file
+        self._ring = ring
+        self._block_nbytes = block_nbytes
+        self._cancelled = cancelled
+        # Of the current turn's buffer: how far it is filled and how far digested,
+        # and how far it may be filled before it is digested.
+        self._filled = self._digested = self._chunk_end = 0
+        self._turn = -1
+        self._next_block()
+
+    def take(self, view: memoryview) -> None:
+        """Append bytes to the file."""
+        start = 0
+        while start < len(view):
+            stop = min(len(view), start + self._chunk_end - self._filled)
+            filled = self._filled + stop - start
+            self._buffer[self._filled : filled] = view[start:stop]
+            self._filled = filled
+            if filled == self._chunk_end:
+                self._digest()
+            start = stop
+
+    def pad_to(self, offset: int) -> None:
+        """Append zeros until the file has `offset` bytes."""
+        missing = offset - self._turn * self._block_nbytes - self._filled
+        if missing < 0:
+            raise ValueError("an array is larger than the image of the shard says")
+        while missing:
+            zeros = _ZEROS[:missing]
+            self.take(zeros)
+            missing -= len(zeros)
+
+    def table(self) -> bytes:
+        """Return the CRC-32 of every block up to here."""
+        self._digest()
+        return self._crc.table()
+
+    def finish(self) -> None:
+        """Write what is left and wait for all writes to end."""
+        self._digest()
+        offset = self._turn * self._block_nbytes
+        aligned = self._filled - self._filled % DIRECT_ALIGNMENT
+        self._ring.start(self._turn, offset, aligned)
+        self._ring.drain()
+        # Alone, because the file cannot go on around the page cache after it.
+        rest = self._buffer[aligned : self._filled]
+        self._file.write_at(rest, offset + aligned)
+
+    def _digest(self) -> None:
+        chunk = self._buffer[self._digested : self._filled]
+        self.sha256.update(chunk)
+        self._crc.update(chunk)
+        self._digested = self._filled
+        self._chunk_end = min(self._filled + _CHUNK_NBYTES, self._block_nbytes)
+        if self._filled == self._block_nbytes:
+            self._ring.start(self._turn, self._turn * self._filled, self._filled)
+            self._next_block()
+
+    def _next_block(self) -> None:
+        _stop_if(self._cancelled, self._file.path)
+        self._turn += 1
+        begin = perf_counter()
+        self._buffer = self._ring.buffer(self._turn)
+        self.seconds_waiting += perf_counter() - begin
+        self._filled = self._digested = 0
+        self._chunk_end = min(_CHUNK_NBYTES, self._block_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One aligned read, and the range in it that was asked for."""
+
+    offset: int
+    nbytes: int
+    start: int
+    stop: int
+
+
+def _plan_reads(spans: Sequence[Span], block_nbytes: int) -> list[_Read]:
+    reads = []
+    for first, last in spans:
+        start = first
+        while start < last:
+            stop = min(start - start % block_nbytes + block_nbytes, last)
+            offset = start - start % DIRECT_ALIGNMENT
+            nbytes = -(-(stop - offset) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT
+            reads.append(_Read(offset, nbytes, start, stop))
+            start = stop
+    return reads
+
+
+def _ring(transfer: Callable[[memoryview, int], None], block_nbytes: int) -> Ring:
+    if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % DIRECT_ALIGNMENT:
+        raise ValueError(
+            f"block_nbytes must be a multiple of {DIRECT_ALIGNMENT} up to "
+            f"{MAX_BLOCK_NBYTES}, not {block_nbytes}"
+        )
+    depth = max(2, min(_MAX_DEPTH, _RING_NBYTES // block_nbytes))
+    return Ring(
+        transfer,
+        block_nbytes=block_nbytes,
+        depth=depth,
+        in_flight=min(_IN_FLIGHT, depth - 1),
+    )
+
+
+def _table_of(tail: bytes) -> bytes:
+    blocks = BlockCrc()
+    blocks.update(tail)
+    return blocks.table()
+
+
+def _stop_if(cancelled: threading.Event | None, path: Path) -> None:
+    if cancelled is not None and cancelled.is_set():
+        raise CheckpointError(f"{path}: cancelled, because another rank failed")
