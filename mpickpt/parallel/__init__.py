@@ -1,0 +1,1 @@
+"""Many processes: the only folder that talks MPI."""

@@ -1,0 +1,263 @@
+"""First phase of a save: flatten the state and agree who holds and who writes what.
+
+In the steady state this is one Allgather of fixed size. Only when some rank's layout
+changed is it described anew: each key is checked by one rank, its owner, to which the
+holders send their boxes, and which answers who writes them.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpickpt.errors import CallMismatchError
+from mpickpt.format.dtypes import dtype_name
+from mpickpt.format.hyperslab import Hyperslab
+from mpickpt.format.tree import Plain, ScopeNode
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.layout_exchange import (
+    Parts,
+    Resolved,
+    Signature,
+    digest_of_signature,
+    resolve,
+)
+from mpickpt.parallel.replicas import ReplicaCheck, find_divergence
+from mpickpt.parallel.waiting import Steps
+from mpickpt.planning.flatten import FlatState, HeldLeaf, flatten
+from mpickpt.planning.layout import (
+    HeldArray,
+)
+from mpickpt.planning.tree_walk import below, children
+from mpickpt.storage.shard_draft import ShardLayout
+
+PHASE = "describe"
+
+_RECORD = struct.Struct("<?32s32s16sqq16s16s")
+_SECOND_RECORD = struct.Struct("<q16s")
+
+
+@dataclass(slots=True)
+class SaveMemory:
+    """What one communicator's saves remember from one to the next."""
+
+    resolved: Resolved | None = None
+    n_saves: int | None = None
+    drafted: tuple[Any, ...] | None = None
+    shard: ShardLayout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """The state of one rank, flattened, with the layout that all ranks agreed on."""
+
+    flat: FlatState
+    resolved: Resolved
+    nbytes_of_ranks: tuple[int, ...]
+
+
+def describe(
+    talk: Conversation,
+    memory: SaveMemory,
+    state: Any,
+    *,
+    check: Callable[[], None],
+    path: str,
+    step: int,
+    options: object,
+) -> Steps[Description]:
+    """Flatten the state and agree on its layout, or raise the same error everywhere.
+
+    Raises
+    ------
+    StateTypeError, LayoutError, ReplicaMismatchError, CallMismatchError
+    """
+    own = _OwnDescription(talk, memory, state, step, check)
+    call = (_short(path), _short(repr(options)))
+    records = yield from talk.allgather(own.record(call), PHASE)
+    rows = [_RECORD.unpack(record) for record in records]
+    if not all(row[0] for row in rows):
+        yield from talk.settle(own.failure, PHASE)
+    _require_same_call(rows)
+    memory.n_saves = own.turn + 1
+    digest = hashlib.sha256(b"".join(row[1] for row in rows)).digest()
+    if all(row[2] == digest for row in rows):
+        totals = [(row[5], row[7]) for row in rows]
+    else:
+        memory.resolved = None
+        memory.resolved = yield from resolve(
+            talk, own.held(), signature=own.signature, digest=digest
+        )
+        own.check_replicas(memory.resolved)
+        second = _SECOND_RECORD.pack(own.nbytes, own.check.sum_bytes())
+        records = yield from talk.allgather(second, PHASE)
+        totals = [_SECOND_RECORD.unpack(record) for record in records]
+    resolved = memory.resolved
+    assert resolved is not None
+    if not ReplicaCheck.cancels(check for _, check in totals):
+        yield from find_divergence(talk, own.check)
+    return Description(
+        flat=own.flat,
+        resolved=resolved,
+        nbytes_of_ranks=tuple(nbytes for nbytes, _ in totals),
+    )
+
+
+class _OwnDescription:
+    """What this rank has to say; a failure is kept as a value until it is agreed."""
+
+    def __init__(
+        self,
+        talk: Conversation,
+        memory: SaveMemory,
+        state: Any,
+        step: int,
+        check: Callable[[], None],
+    ) -> None:
+        self.rank = talk.rank
+        self.size = talk.size
+        self.step = step if isinstance(step, int) and 0 <= step < 2**63 else -1
+        self.turn = self.step if memory.n_saves is None else memory.n_saves
+        self.failure: Exception | None = None
+        self.known: Resolved | None = None
+        self.nbytes = 0
+        self.check = ReplicaCheck(self.rank, self.size, self.turn)
+        self.signature: Signature = ()
+        try:
+            check()
+            self.flat = flatten(state, alone=self.size == 1)
+            self.plain = dict(replicated_plain(self.flat))
+            self.signature = _signature(self.flat, self.plain)
+            known = memory.resolved
+            if known is not None and known.signature == self.signature:
+                self.known = known
+                self.check_replicas(known)
+        except Exception as failure:
+            self.failure = failure
+
+    def check_replicas(self, resolved: Resolved) -> None:
+        """Digest the replicated parts whose turn it is; count the bytes to write."""
+        self.nbytes = sum(
+            part.size * leaf.dtype.itemsize
+            for leaf in self.flat.leaves
+            for _, part in written_parts(leaf, resolved)
+        )
+        self.check = ReplicaCheck(self.rank, self.size, self.turn)
+        for leaf in self.flat.leaves:
+            if leaf.kind == "replicated" and leaf.check != "off":
+                self.check.add_array(leaf, resolved.answers[leaf.key])
+        for key, encoded in self.plain.items():
+            self.check.add_plain(key, encoded, resolved.answers[key])
+
+    def record(self, call: tuple[bytes, bytes]) -> bytes:
+        path, options = call
+        known = self.known
+        return _RECORD.pack(
+            self.failure is None,
+            known.own_digest if known else digest_of_signature(self.signature),
+            known.digest if known else bytes(32),
+            path,
+            self.step,
+            self.nbytes,
+            options,
+            self.check.sum_bytes(),
+        )
+
+    def held(self) -> list[HeldArray]:
+        arrays = [held_array(leaf) for leaf in self.flat.leaves]
+        return arrays + [
+            HeldArray(
+                key=key,
+                kind="replicated_plain",
+                dtype=None,
+                global_shape=None,
+                boxes=(),
+            )
+            for key in self.plain
+        ]
+
+
+def held_array(leaf: HeldLeaf) -> HeldArray:
+    """Return what this rank says of one array."""
+    per_rank = leaf.kind == "per_rank"
+    boxes = () if per_rank else tuple(_boxes(leaf))
+    return HeldArray(
+        key=leaf.key,
+        kind=leaf.kind,
+        dtype=None if leaf.dtype is None else dtype_name(leaf.dtype),
+        global_shape=leaf.global_shape,
+        boxes=boxes,
+    )
+
+
+def written_parts(leaf: HeldLeaf, resolved: Resolved) -> Parts:
+    """Return the parts of an array that this rank writes.
+
+    Returns
+    -------
+    tuple of (int, Hyperslab)
+        The number of the box among the leaf's, and the part of it, in the index space
+        of the global array.
+    """
+    if leaf.kind == "per_rank":
+        return tuple((0, box) for box in _boxes(leaf))
+    return resolved.written[leaf.key]
+
+
+def replicated_plain(flat: FlatState) -> Iterator[tuple[str, Plain]]:
+    """Yield (key, leaf) of the plain values inside `Replicated`."""
+
+    def walk(node: Any, key: str, inside: bool) -> Iterator[tuple[str, Plain]]:
+        if isinstance(node, Plain):
+            if inside:
+                yield key or "%root", node
+            return
+        if isinstance(node, ScopeNode):
+            inside = node.wrapper == "replicated"
+        for component, child in children(node):
+            yield from walk(child, below(key, component), inside)
+
+    yield from walk(flat.tree, "", False)
+
+
+def _boxes(leaf: HeldLeaf) -> Iterator[Hyperslab]:
+    for offset, array in leaf.boxes:
+        yield Hyperslab(offset, tuple(array.shape))
+
+
+def _signature(flat: FlatState, plain: Mapping[str, Any]) -> Signature:
+    arrays = tuple(
+        (
+            leaf.key,
+            leaf.kind,
+            leaf.dtype,
+            leaf.global_shape,
+            leaf.check,
+            ()
+            if leaf.kind == "per_rank"
+            else tuple((offset, array.shape) for offset, array in leaf.boxes),
+        )
+        for leaf in flat.leaves
+    )
+    return (arrays, tuple(plain))
+
+
+def _require_same_call(rows: Sequence[tuple[Any, ...]]) -> None:
+    for name, column in (("path", 3), ("step", 4), ("options", 6)):
+        values = [row[column] for row in rows]
+        others = [rank for rank, value in enumerate(values) if value != values[0]]
+        if others:
+            detail = (
+                f" ({values[others[0]]}, not {values[0]})" if name == "step" else ""
+            )
+            raise CallMismatchError(
+                f"rank {others[0]} called save_sharded with another {name} than rank "
+                f"0{detail}; every rank must pass the same path, step, overwrite and "
+                "options",
+                rank=others[0],
+            )
+
+
+def _short(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]

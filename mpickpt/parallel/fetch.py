@@ -1,0 +1,315 @@
+"""Fills the wanted arrays: reads each shard once, verifies it, and passes boxes on."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpickpt.errors import WorldSizeMismatchError
+from mpickpt.format.dtypes import dtype_name, parse_dtype
+from mpickpt.format.hyperslab import Hyperslab
+from mpickpt.parallel.broadcast import broadcast_in_rounds
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.parcels import Parcels
+from mpickpt.parallel.redistribute import Redistribution
+from mpickpt.parallel.routing import (
+    Answer,
+    Sending,
+    StoredItem,
+    WantedItem,
+    by_number,
+    route,
+)
+from mpickpt.parallel.waiting import Steps
+from mpickpt.planning.layout import owner_of
+from mpickpt.planning.wants import Want
+from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
+from mpickpt.storage.filesystem import default_direct_io
+from mpickpt.storage.shard_reader import ShardReader
+from mpickpt.storage.stored_box import StoredBox, spans_and_check, stored_boxes
+from mpickpt.storage.stream import read_shard
+
+PHASE = "read"
+
+Array = np.ndarray[Any, Any]
+
+
+class Fetch:
+    """One rank's reading of a checkpoint.
+
+    Parameters
+    ----------
+    talk : Conversation
+        The ranks.
+    readers : sequence of ShardReader
+        The shards that this rank reads; their indexes are verified.
+    wants : sequence of Want
+        The arrays that this rank wants, with the targets to fill.
+    verify : {"sha256", "crc32", "none"}
+        How whole shards are verified.
+    partial : bool
+        Only some arrays are wanted: just the blocks that hold them are read, and
+        verified by CRC-32.
+    tag : int
+        Of this load alone.
+    """
+
+    def __init__(
+        self,
+        talk: Conversation,
+        readers: Sequence[ShardReader],
+        wants: Sequence[Want],
+        *,
+        verify: str,
+        partial: bool,
+        tag: int,
+    ) -> None:
+        self.talk = talk
+        self.readers = readers
+        self.verify = "crc32" if partial and verify == "sha256" else verify
+        self.partial = partial
+        self.tag = tag
+        self.stored = list(stored_boxes(readers))
+        self.items = [
+            (want, number)
+            for want in wants
+            for number, (box, _) in enumerate(want.targets)
+            if not box.is_empty
+        ]
+        self.placed: defaultdict[int, list[Placed]] = defaultdict(list)
+        self.compared: dict[int, Digested] = {}
+        self.nbytes_read = 0
+
+    def place_own(self) -> list[int]:
+        """Place what this rank's own shards hold; return the items that they do not.
+
+        For a world of the same size and boxes: each item either lies in the shard
+        that this rank reads, or comes from another rank.
+        """
+        by_key: defaultdict[tuple[str, int | None], list[StoredBox]] = defaultdict(list)
+        for stored in self.stored:
+            by_key[stored.array.key, stored.source].append(stored)
+        missing = []
+        for item, (want, number) in enumerate(self.items):
+            box, array = want.targets[number]
+            parts = by_key[want.key, want.source]
+            inside = [one for one in parts if box.intersect(one.part.box)]
+            found = sum(b.size for one in inside if (b := box.intersect(one.part.box)))
+            if found != box.size:
+                missing.append(item)
+                continue
+            for one in inside:
+                self.place(one, one.filling(array, box))
+        return missing
+
+    def place(self, stored: StoredBox, placed: Placed) -> None:
+        """Note who takes the bytes of a stored box."""
+        self.placed[stored.reader.record.rank].append(placed)
+
+    def steps(self, *, in_place: bool) -> Steps[None]:
+        """Fill all targets, or raise the same error on every rank.
+
+        Parameters
+        ----------
+        in_place : bool
+            World and boxes are as they were saved: what lies in this rank's own
+            shard needs no plan, and other ranks hold replicas at most.
+        """
+        missing = self.place_own() if in_place else list(range(len(self.items)))
+        flag = yield from self.talk.allgather(bytes([bool(missing)]), "plan")
+        if in_place and not any(map(any, flag)):
+            yield from self.reading(Parcels(0))
+        else:
+            yield from self.exchanging(missing)
+
+    def reading(self, parcels: Parcels) -> Steps[None]:
+        """Read this rank's shards in a thread, while all ranks hear that it goes on."""
+        yield from self.talk.work(
+            lambda cancelled: self.read(parcels, cancelled),
+            PHASE,
+            moved=lambda: self.nbytes_read,
+        )
+
+    def exchanging(self, items: Sequence[int]) -> Steps[None]:
+        """Read, and move what lies in other ranks' shards to where it is wanted."""
+        answer = yield from route(
+            self.talk, self.stored_items(), self.wanted_items(items)
+        )
+        self.take_places(answer)
+        parcels = self.parcels(answer)
+        try:
+            moving = Redistribution(self.talk, parcels, self.unpack, self.tag)
+            yield from moving.around(self.reading(parcels))
+        finally:
+            parcels.cancelled.set()
+        yield from broadcast_in_rounds(self.talk, self.given(answer), self.put)
+        yield from self.compare()
+
+    def stored_items(self) -> list[StoredItem]:
+        """Return what this rank announces as a reader."""
+        return [
+            StoredItem(
+                one.array.key,
+                number,
+                one.source,
+                one.array.shape,
+                one.part.box.offset,
+                one.part.box.shape,
+            )
+            for number, one in enumerate(self.stored)
+        ]
+
+    def wanted_items(self, routed: Sequence[int]) -> list[WantedItem]:
+        """Return what this rank asks other ranks for."""
+        wanted = []
+        for item in routed:
+            want, number = self.items[item]
+            box, array = want.targets[number]
+            wanted.append(
+                WantedItem(
+                    want.key,
+                    item,
+                    want.source,
+                    box.offset,
+                    box.shape,
+                    want.block,
+                    want.source is None and dtype_name(array.dtype) == want.dtype,
+                    want.must_agree,
+                )
+            )
+        return wanted
+
+    def take_places(self, answer: Answer) -> None:
+        """Note the offsets that were agreed for blocks."""
+        for item, offset in answer.offsets:
+            want, number = self.items[item]
+            box, array = want.targets[number]
+            want.targets[number] = (Hyperslab(offset, box.shape), array)
+
+    def parcels(self, answer: Answer) -> Parcels:
+        """Place what goes from this rank's shards to itself and to others."""
+        for number in answer.compare:
+            self.compared[number] = Digested()
+            stored = self.stored[number]
+            self.place(stored, stored.placed(self.compared[number]))
+        for number in answer.broadcast:
+            self.fill_own(self.stored[number])
+        others = [s for s in answer.sendings if s.dest != self.talk.rank]
+        parcels = Parcels(len({sending.dest for sending in others}))
+        for sending in answer.sendings:
+            if sending.dest == self.talk.rank:
+                want, number = self.items[sending.wanted]
+                box, array = want.targets[number]
+                stored = self.stored[sending.number]
+                self.place(stored, stored.filling(array, box))
+        for number, sendings in by_number(others).items():
+            stored = self.stored[number]
+            take = _packing(parcels, sendings)
+            boxes = InBoxes(stored.part.box, stored.dtype, take)
+            self.place(stored, stored.placed(boxes))
+        return parcels
+
+    def fill_own(self, stored: StoredBox) -> None:
+        """Place a box that all ranks want: first here, to be broadcast from here."""
+        box, array = self.target_of_key(stored.array.key)
+        self.place(stored, stored.filling(array, box))
+
+    def target_of_key(self, key: str) -> tuple[Hyperslab, Array]:
+        """Return the target of an array that every rank wants whole."""
+        want = next(want for want, _ in self.items if want.key == key)
+        box, array = want.targets[0]
+        return box, array
+
+    def read(self, parcels: Parcels, cancelled: Event) -> None:
+        """Read this rank's shards, each once; runs in a thread of its own."""
+        parcels.cancelled = cancelled
+        for reader in self.readers:
+            delivery = Delivery(self.placed[reader.record.rank])
+
+            def deliver(
+                offset: int, view: memoryview, delivery: Delivery = delivery
+            ) -> None:
+                delivery(offset, view)
+                self.nbytes_read += len(view)
+
+            spans, check = spans_and_check(reader, delivery, self.verify)
+            if not spans:
+                continue
+            read_shard(
+                reader.path,
+                nbytes=reader.record.nbytes,
+                spans=spans,
+                check=check,
+                deliver=deliver,
+                direct=default_direct_io(reader.path.parent),
+                cancelled=cancelled,
+            )
+        parcels.flush()
+
+    def unpack(self, item: int, box: Hyperslab, content: memoryview) -> None:
+        """Put a box that another rank sent into the item's array."""
+        want, number = self.items[item]
+        _put_into(want, number, box, content)
+
+    def put(self, key: str, box: Hyperslab, content: memoryview) -> None:
+        """Put a box that another rank broadcast into the array of its key."""
+        want = next(want for want, _ in self.items if want.key == key)
+        _put_into(want, 0, box, content)
+
+    def given(self, answer: Answer) -> list[tuple[str, Hyperslab, Array]]:
+        """Return the boxes that this rank read for all."""
+        given = []
+        for number in answer.broadcast:
+            key, part = self.stored[number].array.key, self.stored[number].part.box
+            box, array = self.target_of_key(key)
+            given.append((key, part, array[part.relative_to(box).slices()]))
+        return given
+
+    def compare(self) -> Steps[None]:
+        """Raise unless the per-rank arrays that everyone takes were equal."""
+        outgoing: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        for number, digested in self.compared.items():
+            key = self.stored[number].array.key
+            outgoing[owner_of(key, self.talk.size)].append((key, digested.hexdigest()))
+        packed = {rank: msgspec.json.encode(rows) for rank, rows in outgoing.items()}
+        arrived = yield from self.talk.exchange(packed, "compare")
+        seen: defaultdict[str, set[str]] = defaultdict(set)
+        for rows in arrived.values():
+            for key, digest in msgspec.json.decode(rows):
+                seen[key].add(digest)
+        differing = sorted(key for key, digests in seen.items() if len(digests) > 1)
+        yield from self.talk.settle(_not_equal(differing), "compare")
+
+
+def _packing(parcels: Parcels, sendings: Sequence[Sending]) -> Any:
+    """Return what packs the common part of each small box for everyone who wants it."""
+    boxes = [(sending, sending.box) for sending in sendings]
+
+    def take(small: Hyperslab, piece: Array) -> None:
+        for sending, box in boxes:
+            common = small.intersect(box)
+            if common is not None:
+                part = piece[common.relative_to(small).slices()]
+                parcels.add(sending.dest, sending.wanted, common, part)
+
+    return take
+
+
+def _put_into(want: Want, number: int, box: Hyperslab, content: memoryview) -> None:
+    target_box, array = want.targets[number]
+    elements = np.frombuffer(content, np.uint8).view(parse_dtype(want.dtype))
+    array[box.relative_to(target_box).slices()] = elements.reshape(box.shape)
+
+
+def _not_equal(keys: list[str]) -> WorldSizeMismatchError | None:
+    if not keys:
+        return None
+    return WorldSizeMismatchError(
+        f"per-rank arrays differ between the saved ranks and have on_resize='error': "
+        f"{', '.join(map(repr, keys[:8]))}; say with PerRank(x, on_resize=...) in "
+        "`like` what another number of ranks shall take",
+        keys=keys,
+    )

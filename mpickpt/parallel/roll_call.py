@@ -1,0 +1,146 @@
+"""Patience: deadlines that count from the last progress, and who let them pass.
+
+On a line that works no message of this module is sent. When a deadline passes on
+some rank, that rank tells root; root asks all ranks who is there, and its verdict
+names those who did not answer. Ranks that wait listen for both twice a second.
+"""
+
+import time
+from collections.abc import Sequence
+
+from mpickpt.errors import CollectiveTimeoutError
+from mpickpt.parallel.line import (
+    ROOT,
+    TAG_EXPIRED,
+    TAG_PRESENT,
+    TAG_QUERY,
+    TAG_QUIT,
+    TAG_VERDICT,
+    Line,
+)
+from mpickpt.parallel.waiting import Deadline, Pace
+
+LISTEN_EVERY_S = 0.5
+ROLL_CALL_S = 1.5
+VERDICT_S = 3.0
+
+
+class Patience(Deadline):
+    """Raise `CollectiveTimeoutError` when nothing has moved for too long.
+
+    Parameters
+    ----------
+    line : Line
+        What is waited on.
+    phase : str
+        What the error says was waited for.
+    timeout_s : float
+        Seconds without progress.
+    """
+
+    __slots__ = ("_heard", "_line", "_phase")
+
+    def __init__(self, line: Line, phase: str, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._line = line
+        self._phase = phase
+        self._heard = self._checked
+
+    def check(self) -> None:
+        """Raise if the deadline has passed here or on another rank.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            Nothing moved for `timeout_s`, or another rank has given up.
+        """
+        passed = self.has_passed()
+        if self._line.comm is None:
+            return
+        if self._checked - self._heard > LISTEN_EVERY_S:
+            self._heard = self._checked
+            listen(self._line, self._phase)
+        if passed:
+            raise _expire(self._line, self._phase, self._timeout_s)
+
+
+def listen(line: Line, phase: str) -> None:
+    """Answer root's question; raise if another rank has given up.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        Another rank let a deadline pass, or was interrupted.
+    """
+    if line.rank == ROOT:
+        quitter = line.take(TAG_QUIT)
+        if quitter is not None:
+            raise _deliver_verdict(line, phase, [quitter[0]])
+        if line.take(TAG_EXPIRED) is not None:
+            raise _deliver_verdict(line, phase, _call_roll(line))
+        return
+    _answer(line)
+    verdict = line.take(TAG_VERDICT)
+    if verdict is not None:
+        raise line.give_up(phase, verdict[1], reason(verdict[1]))
+
+
+def _expire(line: Line, phase: str, timeout_s: float) -> CollectiveTimeoutError:
+    after = f" within {timeout_s:g} s"
+    if line.rank == ROOT:
+        return _deliver_verdict(line, phase, _call_roll(line), after)
+    missing = _ask_root(line)
+    return line.give_up(phase, missing, reason(missing, after))
+
+
+def _deliver_verdict(
+    line: Line, phase: str, missing: list[int], after: str = ""
+) -> CollectiveTimeoutError:
+    line.post_to_all(TAG_VERDICT, missing)
+    return line.give_up(phase, missing, reason(missing, after))
+
+
+def _call_roll(line: Line) -> list[int]:
+    line.post_to_all(TAG_QUERY, [])
+    positions = {line.rank: line.position}
+    end, pace = time.monotonic() + ROLL_CALL_S, Pace()
+    while len(positions) < line.size and time.monotonic() < end:
+        for tag in (TAG_PRESENT, TAG_EXPIRED):
+            while (answer := line.take(tag)) is not None:
+                positions[answer[0]] = answer[1][0]
+        pace.sleep()
+    return _missing(positions, line.size)
+
+
+def _missing(positions: dict[int, int], size: int) -> list[int]:
+    silent = [rank for rank in range(size) if rank not in positions]
+    if silent:
+        return silent
+    latest = max(positions.values())
+    return [rank for rank in range(size) if positions[rank] < latest]
+
+
+def _ask_root(line: Line) -> list[int]:
+    line.post(TAG_EXPIRED, ROOT, [line.position])
+    end, pace = time.monotonic() + VERDICT_S, Pace()
+    while time.monotonic() < end:
+        _answer(line)
+        verdict = line.take(TAG_VERDICT)
+        if verdict is not None:
+            return verdict[1]
+        pace.sleep()
+    return [ROOT]
+
+
+def _answer(line: Line) -> None:
+    if line.take(TAG_QUERY) is not None:
+        line.post(TAG_PRESENT, ROOT, [line.position])
+
+
+def reason(missing: Sequence[int], after: str = "") -> str:
+    """Return the words that name the missing ranks."""
+    if not missing:
+        return f"the ranks did not agree{after}, though all of them answer"
+    if len(missing) == 1:
+        return f"rank {missing[0]} did not arrive{after}"
+    return f"ranks {', '.join(map(str, missing))} did not arrive{after}"

@@ -1,0 +1,85 @@
+"""Saves a sharded state: the protocol, told as a story."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mpickpt.parallel.communicators import conversations_of
+from mpickpt.parallel.describe import SaveMemory
+from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.save_steps import Save
+from mpickpt.parallel.waiting import run
+
+
+def save_sharded(
+    tree: Any,
+    path: str | os.PathLike[str],
+    *,
+    step: int,
+    comm: Any = None,
+    metadata: dict[str, Any] | None = None,
+    metrics: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    options: SaveOptions | None = None,
+) -> SaveResult:
+    """Save a state as one checkpoint.
+
+    Parameters
+    ----------
+    tree : tree of dict, list, tuple
+        The state; see `mpickpt.state`. It is not modified.
+    path : path-like
+        Directory of the checkpoint, on a file system that all ranks see.
+    step : int
+        Step number, from 0.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks that save; None is this process alone, without MPI.
+    metadata, metrics : dict, optional
+        JSON values for the manifest; those of rank 0 are taken.
+    overwrite : bool
+        Replace a published checkpoint at `path`. The old one loads until the new one
+        is published.
+    options : SaveOptions, optional
+        How to write.
+
+    Returns
+    -------
+    SaveResult
+
+    Raises
+    ------
+    StateTypeError
+        A value that cannot be saved, or an array that does not say whose it is.
+    LayoutError
+        Boxes that leave a gap or overlap, shapes or dtypes that differ.
+    ReplicaMismatchError
+        A `Replicated` value that differs between ranks.
+    CallMismatchError
+        Ranks passed different arguments.
+    CheckpointExistsError
+        `path` holds a published checkpoint and `overwrite` is false.
+    StorageError
+        The file system refused on some rank.
+    CollectiveTimeoutError
+        Some rank did not arrive; `outcome` says whether the checkpoint can have
+        been published.
+
+    Notes
+    -----
+    Collective: every rank of `comm` calls it, and every rank raises the same error.
+    Not thread-safe. Durable and whole on every rank when it returns.
+    """
+    options = options or SaveOptions()
+    talks = conversations_of(comm, options.timeout_s)
+    call = SaveCall(
+        tree=tree,
+        directory=Path(os.path.abspath(path)),
+        step=step,
+        metadata=metadata,
+        metrics=metrics,
+        overwrite=overwrite,
+        options=options,
+    )
+    memory = talks.memory.setdefault("save", SaveMemory())
+    return run(Save(talks.save, memory, call).steps())

@@ -1,0 +1,135 @@
+"""Steps: collective work that is written once and driven in two ways; no MPI here.
+
+A collective that waits is a generator that yields between two tests. `run` drives
+it to its end and sleeps in between; an asynchronous save drives the same generator
+a step at a time from `poll()`.
+"""
+
+import os
+import time
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+# What a step yields is the longest sleep, in seconds, before the next step: 0.0
+# begins the back-off anew, None leaves the sleep to it.
+Steps: TypeAlias = Generator[float | None, None, T]
+
+DEFAULT_TIMEOUT_S = 600.0
+EAGER_TESTS = 40
+FIRST_SLEEP_S = 10e-6
+LONGEST_SLEEP_S = 20e-3
+SLEEP_GROWTH = 1.05
+LONGEST_GAP_S = 1.0
+
+
+class Pace:
+    """Decide how long to sleep between two tests.
+
+    A few tests come without sleep, because most answers arrive within microseconds
+    and the shortest sleep of Linux costs 60 of them; then sleeps grow, so that 64
+    ranks on 2 cores leave both to the rank that all wait for.
+    """
+
+    __slots__ = ("_eager", "_sleep_s")
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the tests that come without sleep."""
+        self._eager = EAGER_TESTS
+        self._sleep_s = FIRST_SLEEP_S
+
+    def sleep(self, longest_s: float = LONGEST_SLEEP_S) -> None:
+        """Yield the core, or sleep for at most `longest_s`."""
+        if self._eager > 0:
+            self._eager -= 1
+            os.sched_yield()
+            return
+        time.sleep(min(self._sleep_s, longest_s))
+        self._sleep_s = min(self._sleep_s * SLEEP_GROWTH, LONGEST_SLEEP_S)
+
+
+class Deadline:
+    """Count the seconds without progress.
+
+    A gap between two checks counts at most one second: neither a suspended job nor
+    a program that polls rarely is the other ranks' fault.
+    """
+
+    __slots__ = ("_checked", "_timeout_s", "_waited_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waited_s = 0.0
+        self._checked = time.monotonic()
+
+    def progressed(self) -> None:
+        """Count from now on."""
+        self._waited_s = 0.0
+        self._checked = time.monotonic()
+
+    def has_passed(self) -> bool:
+        """Whether nothing has moved for `timeout_s`."""
+        now = time.monotonic()
+        self._waited_s += min(now - self._checked, LONGEST_GAP_S)
+        self._checked = now
+        return self._waited_s > self._timeout_s
+
+    def check(self) -> None:
+        """Raise TimeoutError if the deadline has passed."""
+        if self.has_passed():
+            raise TimeoutError(f"no progress for {self._timeout_s:g} s")
+
+
+def run(steps: Steps[T]) -> T:
+    """Drive the steps to their end and return their result.
+
+    Notes
+    -----
+    Collective if the steps are. An exception that arrives during a sleep (Ctrl-C)
+    is thrown into the steps, so that they can tell the other ranks.
+    """
+    pace = Pace()
+    try:
+        while True:
+            longest_s = next(steps)
+            try:
+                _pause(pace, longest_s)
+            except BaseException as interruption:
+                steps.throw(interruption)
+                raise
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def _pause(pace: Pace, longest_s: float | None) -> None:
+    if longest_s is None:
+        pace.sleep()
+    elif longest_s == 0.0:
+        pace.restart()
+        pace.sleep()
+    else:
+        pace.sleep(longest_s)
+
+
+def resolve_timeout_s(timeout_s: float | None) -> float:
+    """Return the argument, else ``MPICKPT_TIMEOUT_S``, else 600 seconds."""
+    if timeout_s is None:
+        text = os.environ.get("MPICKPT_TIMEOUT_S", "")
+        timeout_s = _seconds(text) if text else DEFAULT_TIMEOUT_S
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s must be above 0 seconds, got {timeout_s!r}")
+    return float(timeout_s)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"MPICKPT_TIMEOUT_S: expected seconds, got {text!r}") from None
