@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mpickpt.format.records import ArrayRecord, ShardManifest, ShardRecord
     from mpickpt.parallel.load import load_sharded
     from mpickpt.parallel.options import SaveOptions, SaveResult
+    from mpickpt.parallel.pending import PendingSave, save_sharded_async
     from mpickpt.parallel.save import save_sharded
     from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
@@ -52,6 +53,7 @@ _HOMES = {
     "mpickpt.format.records": ("ArrayRecord", "ShardManifest", "ShardRecord"),
     "mpickpt.parallel.load": ("load_sharded",),
     "mpickpt.parallel.options": ("SaveOptions", "SaveResult"),
+    "mpickpt.parallel.pending": ("PendingSave", "save_sharded_async"),
     "mpickpt.parallel.save": ("save_sharded",),
     "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
     "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
@@ -71,9 +73,10 @@ __all__ = [
     "IncompleteCheckpointError",
     "LayoutError",
     "ManifestError",
+    "PendingSave",
     "PerRank",
-    "Replicated",
     "ReplicaMismatchError",
+    "Replicated",
     "SaveOptions",
     "SaveResult",
     "ShardManifest",
@@ -88,6 +91,7 @@ __all__ = [
     "open_checkpoint",
     "read_manifest",
     "save_sharded",
+    "save_sharded_async",
     "step_path",
 ]
 

@@ -130,7 +130,7 @@ class CallMismatchError(CheckpointError, ValueError):
 
 
 class StateTypeError(CheckpointError, TypeError):
-    """Report a value that cannot be saved, or an array that does not say whose it is."""
+    """Report a value that cannot be saved, or an array that is nobody's."""
 
     attribute_names = ("key",)
     key: str | None

@@ -1,4 +1,4 @@
-"""Does arithmetic on many boxes at once, as arrays of their corners; touches nothing."""
+"""Does arithmetic on many boxes at once, by their corners; touches nothing."""
 
 import itertools
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ import msgspec
 from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab, whole
+from mpickpt.format.records import INT_MAX
 from mpickpt.format.tree import Node, decode_tree, encode_tree
 
 SCHEMA_VERSION = 1
@@ -185,7 +186,7 @@ class _Reader:
                 f"mpickpt reads {SCHEMA_VERSION}: upgrade it"
             )
         offset, length = document.table
-        if not (0 <= offset and 0 <= length and offset + length <= self.nbytes):
+        if not (offset >= 0 and length >= 0 and offset + length <= self.nbytes):
             raise self.refuse(f"a table at {offset}, {length} bytes")
         arrays = tuple(self.array(array) for array in document.arrays)
         if len({array.key for array in arrays}) != len(arrays):
@@ -199,6 +200,8 @@ class _Reader:
         if document.kind not in KINDS:
             raise self.refuse(f"kind {document.kind!r} of {document.key!r}")
         shape = document.shape
+        if max(shape, default=0) > INT_MAX:
+            raise self.refuse(f"the shape {shape} for {document.key!r}")
         itemsize = parse_dtype(document.dtype).itemsize
         parts = tuple(
             self.part(StoredPart(place, Hyperslab(offset, size)), shape, itemsize)

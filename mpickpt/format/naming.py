@@ -143,6 +143,26 @@ def parse_layout_name(name: str) -> str | None:
     return match[1] if match else None
 
 
+def is_own_file(name: str) -> bool:
+    """Tell whether a file in a checkpoint's directory is one that a save may leave.
+
+    Its manifest is not among them: what a manifest refers to is no rubbish.
+    """
+    stem = name.removesuffix(TMP_SUFFIX)
+    parsers = (parse_layout_name, parse_receipts_name)
+    return (
+        name == MANIFEST_TMP_NAME
+        or parse_shard_name(name) is not None
+        or any(parse(stem) is not None for parse in parsers)
+    )
+
+
+def is_shard_subdirectory(name: str) -> bool:
+    """Tell whether `shard_subdirectories` builds such a name."""
+    number = name.removeprefix("ranks")
+    return number.isdecimal() and name == _subdirectory(int(number))
+
+
 def piece_name(number: int) -> str:
     """Return the name of one box's dataset where a rank holds several of an array."""
     return f"%piece{number}"

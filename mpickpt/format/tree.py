@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from mpickpt.errors import ManifestError
-from mpickpt.format.dtypes import dtype_name, parse_dtype
+from mpickpt.format.dtypes import clear_padding, dtype_name, parse_dtype
+from mpickpt.state import CHECKS, RESIZE_RULES
 
 MAX_DEPTH = 200
 _SMALL_INT = 2**53  # every JSON reader keeps integers up to here exact (RFC 8259, 6)
@@ -102,15 +103,17 @@ def encode_tree(node: Node) -> Any:
     return _ENCODERS[type(node)](node)
 
 
-def decode_tree(document: Any, n_arrays: int, *, where: str) -> Node:
+def decode_tree(document: Any, n_arrays: int | None, *, where: str) -> Node:
     """Return the tree that a JSON value describes.
 
     Parameters
     ----------
     document : object
         Parsed JSON.
-    n_arrays : int
-        Number of array records beside it; ordinals must be below.
+    n_arrays : int or None
+        Number of array records beside it; ordinals must be below. None for a tree
+        from another rank, whose leaves are `SavedLeaf` and `VariesNode`; those are
+        never on disk.
     where : str
         The file, for messages.
 
@@ -139,7 +142,15 @@ def _encode_plain(node: Plain) -> Any:
         return {"$complex": struct.pack(">dd", value.real, value.imag).hex()}
     if kind is bytes:
         return {"$bytes": _base64(value)}
-    return {"$numpy": [dtype_name(value.dtype), _base64(value.tobytes())]}
+    return _encode_scalar(value)
+
+
+def _encode_scalar(value: Any) -> Any:
+    # As an array, because numpy has empty text as a scalar, but not as an element.
+    element = np.array(value).reshape(1)
+    content = element.view(np.uint8)
+    clear_padding(content, element.dtype)
+    return {"$numpy": [dtype_name(element.dtype), _base64(content.tobytes())]}
 
 
 def _encode_text(text: str) -> Any:
@@ -197,9 +208,12 @@ _ENCODERS: dict[type, Any] = {
 class _Decoder:
     """Turns JSON values into nodes; refuses whatever the encoder never writes."""
 
-    WRAPPERS: ClassVar[tuple[str, ...]] = ("$replicated", "$per_rank")
+    WRAPPERS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "$replicated": CHECKS,
+        "$per_rank": RESIZE_RULES,
+    }
 
-    def __init__(self, n_arrays: int, where: str) -> None:
+    def __init__(self, n_arrays: int | None, where: str) -> None:
         self.n_arrays = n_arrays
         self.where = where
 
@@ -210,8 +224,8 @@ class _Decoder:
             return ListNode(tuple(self.node(child, depth + 1) for child in document))
         if not isinstance(document, dict):
             return Plain(document)
-        tag = next(iter(document), "")
-        if not tag.startswith("$"):
+        tag = next((key for key in document if key.startswith("$")), None)
+        if tag is None:
             items = document.items()
             return DictNode(tuple((k, self.node(v, depth + 1)) for k, v in items))
         if len(document) != 1:
@@ -244,17 +258,20 @@ class _Decoder:
             return LiveNode(self.text(name), self.node(child, depth + 1))
         if tag in self.WRAPPERS:
             option, child = self.listed(body, 2)
-            return ScopeNode(tag[1:], self.text(option), self.node(child, depth + 1))
-        if tag == "$varies":
+            if option not in self.WRAPPERS[tag]:
+                raise self.refuse(f"{tag!r} with the option {option!r}")
+            return ScopeNode(tag[1:], option, self.node(child, depth + 1))
+        if tag == "$varies" and self.n_arrays is None:
             return VariesNode()
-        if tag == "$leaf":
+        if tag == "$leaf" and self.n_arrays is None:
             key, kind, dtype, shape, bare = self.listed(body, 5)
             return SavedLeaf(key, kind, dtype, tuple(shape), bare)
         return Plain(self.scalar(tag, body))
 
     def array(self, ordinal: Any) -> ArrayNode:
-        if type(ordinal) is not int or not 0 <= ordinal < self.n_arrays:
-            raise self.refuse(f"array ordinal {ordinal!r} of {self.n_arrays}")
+        n_arrays = self.n_arrays or 0
+        if type(ordinal) is not int or not 0 <= ordinal < n_arrays:
+            raise self.refuse(f"array ordinal {ordinal!r} of {n_arrays}")
         return ArrayNode(ordinal)
 
     def items(self, body: Any, depth: int) -> tuple[tuple[Key, Node], ...]:

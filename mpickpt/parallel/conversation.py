@@ -1,6 +1,5 @@
 """Collectives that never hang: deadlines, and errors that all ranks raise alike."""
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from threading import Event
@@ -11,10 +10,11 @@ import numpy.typing as npt
 
 from mpickpt.errors import CollectiveTimeoutError
 from mpickpt.parallel.exchange import exchange_messages
+from mpickpt.parallel.heartbeat import beat
 from mpickpt.parallel.line import ROOT, Line
-from mpickpt.parallel.local_work import BUSY, FAILED, LocalWork
+from mpickpt.parallel.local_work import LocalWork
 from mpickpt.parallel.messages import Received, Transfer, complete, receive, send
-from mpickpt.parallel.roll_call import Patience, listen
+from mpickpt.parallel.roll_call import Patience, listen_now_and_then
 from mpickpt.parallel.shipping import MOST_RECORDS, dump_failure, join_failures
 from mpickpt.parallel.waiting import Steps
 
@@ -23,7 +23,6 @@ T = TypeVar("T")
 ROUND_NBYTES = 1 << 29
 LONGEST_BEAT_S = 2.0
 BEATS_PER_TIMEOUT = 10
-WORK_NAP_S = 1e-3
 
 
 class Conversation:
@@ -53,7 +52,7 @@ class Conversation:
 
     @property
     def rank(self) -> int:
-        """This process's rank, from 0."""
+        """Rank of this process, from 0."""
         return self._line.rank
 
     @property
@@ -235,7 +234,13 @@ class Conversation:
         self._line.raise_if_given_up(phase)
         local = LocalWork(call, moved=moved, timeout_s=self.timeout_s)
         try:
-            failing = yield from self._beat(local, phase)
+            with self._line.guard(phase):
+                failing = yield from beat(
+                    local,
+                    min(LONGEST_BEAT_S, self.timeout_s / BEATS_PER_TIMEOUT),
+                    lambda: self.patience(phase),
+                    lambda status: self.allgather(status, phase),
+                )
         finally:
             local.stop()
         if self.size == 1:
@@ -254,8 +259,8 @@ class Conversation:
 
     def _step(self, phase: str) -> AbstractContextManager[None]:
         # A collective can end well on a rank that comes after the others gave it up.
-        if self.size > 1 and self.broken is None:
-            listen(self._line, phase)
+        if self.broken is None:
+            listen_now_and_then(self._line, phase)
         return self._line.step(phase)
 
     def _complete(self, request: Any, phase: str, *buffers: Any) -> Steps[None]:
@@ -265,35 +270,12 @@ class Conversation:
         self, call: Callable[[], T], phase: str
     ) -> tuple[T | None, Exception | None]:
         self._line.raise_if_given_up(phase)
-        if self.size > 1:
-            listen(self._line, phase)
+        listen_now_and_then(self._line, phase)
         try:
             with self._line.guard(phase):
                 return call(), None
         except Exception as failure:
             return None, failure
-
-    def _beat(self, local: LocalWork[Any], phase: str) -> Steps[list[int]]:
-        beat_s = min(LONGEST_BEAT_S, self.timeout_s / BEATS_PER_TIMEOUT)
-        while True:
-            yield from self._wait_for_beat(local, beat_s, phase)
-            statuses = yield from self.allgather(bytes([local.status]), phase)
-            failing = [rank for rank, s in enumerate(statuses) if s[0] == FAILED]
-            if failing:
-                local.cancel()
-            if not any(status[0] == BUSY for status in statuses):
-                return failing
-
-    def _wait_for_beat(
-        self, local: LocalWork[Any], beat_s: float, phase: str
-    ) -> Steps[None]:
-        end = time.monotonic() + beat_s
-        patience = self.patience(phase)
-        with self._line.guard(phase):
-            while not local.finished and time.monotonic() < end:
-                patience.check()
-                patience.progressed()
-                yield WORK_NAP_S
 
     def _raise_joined(
         self, failing: list[int], failure: BaseException | None, phase: str

@@ -44,8 +44,8 @@ class SaveMemory:
 
     resolved: Resolved | None = None
     n_saves: int | None = None
-    drafted: tuple[Any, ...] | None = None
     shard: ShardLayout | None = None
+    shard_made_for: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +234,7 @@ def _signature(flat: FlatState, plain: Mapping[str, Any]) -> Signature:
             leaf.dtype,
             leaf.global_shape,
             leaf.check,
+            leaf.bare,
             ()
             if leaf.kind == "per_rank"
             else tuple((offset, array.shape) for offset, array in leaf.boxes),

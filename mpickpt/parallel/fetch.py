@@ -25,6 +25,7 @@ from mpickpt.parallel.routing import (
 )
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.layout import owner_of
+from mpickpt.planning.tiling import first_wrong_index
 from mpickpt.planning.wants import Want
 from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
 from mpickpt.storage.filesystem import default_direct_io
@@ -97,8 +98,8 @@ class Fetch:
             box, array = want.targets[number]
             parts = by_key[want.key, want.source]
             inside = [one for one in parts if box.intersect(one.part.box)]
-            found = sum(b.size for one in inside if (b := box.intersect(one.part.box)))
-            if found != box.size:
+            hits = [hit for one in parts if (hit := box.intersect(one.part.box))]
+            if first_wrong_index(box, hits) is not None:
                 missing.append(item)
                 continue
             for one in inside:
@@ -235,7 +236,9 @@ class Fetch:
                 delivery(offset, view)
                 self.nbytes_read += len(view)
 
-            spans, check = spans_and_check(reader, delivery, self.verify)
+            spans, check = spans_and_check(
+                reader, delivery, self.verify, partial=self.partial
+            )
             if not spans:
                 continue
             read_shard(

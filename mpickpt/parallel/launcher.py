@@ -8,6 +8,7 @@ of that kind: one small claim per process beside the checkpoints.
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ SIZE_AND_RANK = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
+# The processes of one launch reach their first save within about this time.
+LAUNCH_S = 1.0
 LAUNCH_NAMES = (
     "PMIX_NAMESPACE",
     "PMI_JOBID",
@@ -123,7 +126,9 @@ def _claim(launch: SplitLaunch, directory: Path) -> list[Path]:
     own = control / f"launch-{launch.token}-{launch.rank}"
     try:
         control.mkdir(exist_ok=True)
-        own.touch()
+        if not own.exists():
+            own.touch()
+            time.sleep(LAUNCH_S)
         claims = list(control.glob(f"launch-{launch.token}-*"))
     except OSError as error:
         raise StorageError(

@@ -183,6 +183,8 @@ def _parts_of(answer: HolderAnswer, rank: int) -> Parts:
     parts: dict[Hyperslab, int] = {}
     for number, (box, share) in enumerate(answer.boxes):
         part = share.part_of(box, rank)
+        if box.is_empty and share.holders[share.start] == rank:
+            part = box  # so that the array is there, with its type, for other readers
         if part is not None:
             parts.setdefault(part, number)
     return tuple((number, part) for part, number in parts.items())

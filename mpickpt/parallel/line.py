@@ -27,6 +27,7 @@ TAG_EXCHANGE = 100
 TAG_TRANSFER = 1000
 
 MOST_RANKS_NAMED = 256
+PROBES = 6
 
 Words = npt.NDArray[np.int64]
 
@@ -61,6 +62,7 @@ class Line:
         self.size: int = 1 if comm is None else comm.Get_size()
         self.host = socket.gethostname()
         self.position = 0
+        self.heard_s = 0.0
         self.exchanges = 0
         self.transfers: set[Any] = set()
         self.loopback: dict[int, deque[bytes]] = {}
@@ -107,7 +109,7 @@ class Line:
     ) -> CollectiveTimeoutError:
         """Mark the communicator as unusable and return the error that says why."""
         error = CollectiveTimeoutError(
-            f"{phase}: {reason}; abort the program, the last published checkpoint loads",
+            f"{phase}: {reason}; abort the program: the last published one loads",
             phase=phase,
             missing_ranks=missing,
             rank=self.rank,
@@ -132,8 +134,8 @@ class Line:
     def take(self, tag: int) -> tuple[int, list[int]] | None:
         """Return (source, integers) of a message that has arrived, if there is one."""
         status = self.mpi.Status()
-        # A probe may look before it lets MPI fetch what lies on the wire: ask twice.
-        for _ in range(2):
+        # A probe looks before it lets MPI fetch a little of what lies on the wire.
+        for _ in range(PROBES):
             message = self.comm.Improbe(self.mpi.ANY_SOURCE, tag, status)
             if message is not None:
                 break

@@ -1,5 +1,6 @@
 """Loads a checkpoint into the ranks that run now: the protocol, told as a story."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.communicators import conversations_of
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.fetch import Fetch
+from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.match import Matched, Matching, MatchOptions
 from mpickpt.parallel.saved_ranks import SavedRanks
 from mpickpt.parallel.waiting import Steps, run
@@ -28,9 +30,12 @@ from mpickpt.planning.live import live_state
 from mpickpt.planning.load_plan import assign_shards
 from mpickpt.planning.rename import renamed
 from mpickpt.planning.wants import Rules
+from mpickpt.state import AsSaved
 from mpickpt.storage.catalog import read_manifest_text
 from mpickpt.storage.layout_file import verify_layout
 from mpickpt.storage.shard_reader import is_vanished
+
+log = logging.getLogger(__name__)
 
 VERIFY = ("sha256", "crc32", "none")
 _MOST_ATTEMPTS = 3
@@ -109,6 +114,7 @@ def load_sharded(
     Collective: every rank of `comm` calls it, and every rank raises the same error;
     after an error the contents of `like` are undefined. Not thread-safe.
     """
+    log_as_asked()
     call = LoadCall(
         directory=Path(os.path.abspath(path)),
         like=like,
@@ -206,6 +212,8 @@ class Load:
             lambda: self.read_indexes(manifest, ranks, own), "read indexes"
         )
         matched = yield from self.match(manifest, template, ranks, own)
+        if self.call.only is not None and self.call.verify == "sha256":
+            self.say_what_is_verified()
         fetch = Fetch(
             self.talk,
             [ranks.reader(rank) for rank in own],
@@ -216,6 +224,15 @@ class Load:
         )
         yield from fetch.steps(in_place=matched.in_place)
         return (yield from self.talk.agree(matched.build, "rebuild"))
+
+    def say_what_is_verified(self) -> None:
+        """Let rank 0 say that SHA-256, which needs whole shards, is not compared."""
+        if self.talk.rank == 0:
+            log.info(
+                "only=%s of %s: reading the blocks that hold it, verified by CRC-32",
+                list(self.call.only or ()),
+                self.call.directory,
+            )
 
     def agree_on_call(self) -> Steps[None]:
         """Raise on every rank if arguments are unknown, or differ between ranks."""
@@ -231,7 +248,6 @@ class Load:
 
     def receive_manifest(self) -> Steps[ShardManifest]:
         """Return the manifest, which rank 0 alone reads."""
-
         where = str(self.call.directory / MANIFEST_NAME)
 
         def read() -> bytes:
@@ -251,7 +267,7 @@ class Load:
         missing is not whole, and a load of all of it shall not pass over that.
         """
         for rank in own:
-            _ = ranks.reader(rank).index
+            ranks.require_listed(rank)
         whole = self.call.only is None and self.call.verify != "none"
         if self.talk.rank == 0 and manifest.layout is not None and whole:
             verify_layout(self.call.directory, manifest.layout)
@@ -261,15 +277,16 @@ class Load:
         saved, expected = manifest.world_size, self.call.expected_world_size
         if expected is not None and saved != expected:
             raise WorldSizeMismatchError(
-                f"{self.call.directory} was saved by {saved} ranks; expected_world_size "
-                f"is {expected}",
+                f"{self.call.directory} was saved by {saved} ranks; "
+                f"expected_world_size is {expected}",
                 saved=saved,
                 current=self.talk.size,
             )
         if saved != self.talk.size and not self.call.reshard:
             raise WorldSizeMismatchError(
-                f"{self.call.directory} was saved by {saved} ranks, but {self.talk.size} "
-                "load it; start as many, or pass reshard=True to redistribute",
+                f"{self.call.directory} was saved by {saved} ranks, but "
+                f"{self.talk.size} load it; start as many, or pass reshard=True to "
+                "redistribute",
                 saved=saved,
                 current=self.talk.size,
             )
@@ -279,7 +296,7 @@ class Load:
         like = self.call.like
         if like is None:
             return None
-        if callable(like) and live_state(like) is None:
+        if callable(like) and like is not AsSaved and live_state(like) is None:
             like = like(manifest)
         return flatten(like, alone=self.talk.size == 1, template=True)
 

@@ -1,10 +1,10 @@
-"""The options of a save, their defaults from the environment, and what a save returns."""
+"""The options of a save, with defaults from the environment, and what it returns."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_BLOCK_NBYTES = 8 << 20
+from mpickpt.storage.stream import DEFAULT_BLOCK_NBYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

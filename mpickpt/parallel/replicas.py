@@ -28,7 +28,7 @@ _MODULUS = 1 << 128
 
 
 class ReplicaCheck:
-    """This rank's share of the comparison of one save.
+    """One rank's share in the comparison of one save.
 
     Parameters
     ----------

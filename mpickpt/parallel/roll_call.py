@@ -38,13 +38,12 @@ class Patience(Deadline):
         Seconds without progress.
     """
 
-    __slots__ = ("_heard", "_line", "_phase")
+    __slots__ = ("_line", "_phase")
 
     def __init__(self, line: Line, phase: str, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._line = line
         self._phase = phase
-        self._heard = self._checked
 
     def check(self) -> None:
         """Raise if the deadline has passed here or on another rank.
@@ -57,11 +56,17 @@ class Patience(Deadline):
         passed = self.has_passed()
         if self._line.comm is None:
             return
-        if self._checked - self._heard > LISTEN_EVERY_S:
-            self._heard = self._checked
-            listen(self._line, self._phase)
+        listen_now_and_then(self._line, self._phase)
         if passed:
             raise _expire(self._line, self._phase, self._timeout_s)
+
+
+def listen_now_and_then(line: Line, phase: str) -> None:
+    """Listen if that is half a second ago: probes cost microseconds."""
+    now = time.monotonic()
+    if line.comm is not None and now - line.heard_s > LISTEN_EVERY_S:
+        line.heard_s = now
+        listen(line, phase)
 
 
 def listen(line: Line, phase: str) -> None:

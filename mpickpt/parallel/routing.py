@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
-from mpickpt.errors import IncompleteCheckpointError, LayoutError
+from mpickpt.errors import IncompleteCheckpointError, LayoutError, ManifestError
 from mpickpt.format.hyperslab import Hyperslab, whole
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.layout import owner_of
 from mpickpt.planning.load_plan import plan_transfers, uncovered
+from mpickpt.planning.tiling import first_wrong_index
 
 PHASE = "plan"
 
@@ -104,8 +105,8 @@ def route(
     ------
     LayoutError
         Blocks that do not add up to the global array.
-    IncompleteCheckpointError
-        A wanted box that no shard holds.
+    IncompleteCheckpointError, ManifestError
+        Elements that no shard holds, or that are stored twice.
     """
     announcements: defaultdict[int, _Announcement] = defaultdict(_Announcement)
     for have in stored:
@@ -118,7 +119,7 @@ def route(
     failure = None
     try:
         answers = _match(arrived, talk.size)
-    except (LayoutError, IncompleteCheckpointError) as error:
+    except (LayoutError, IncompleteCheckpointError, ManifestError) as error:
         failure = error
     yield from talk.settle(failure, PHASE)
     packed = {r: msgspec.msgpack.encode(a) for r, a in answers.items()}
@@ -170,13 +171,11 @@ def _match_one(
     meeting.wanted.sort(key=lambda pair: pair[0])
     wanted = _placed(key, meeting, answers)
     stored = [Hyperslab(item.offset, item.shape) for _, item in meeting.stored]
+    _require_tiling(key, meeting, stored)
     transfers = plan_transfers(stored, wanted)
     gap = uncovered(wanted, stored, transfers)
     if gap is not None:
-        raise IncompleteCheckpointError(
-            f"array {key!r}: no shard holds index {gap}, which the manifest promises; "
-            "the checkpoint was not written by mpickpt, or was damaged"
-        )
+        raise _not_stored(key, gap)
     if _goes_everywhere(meeting, size):
         for reader, have in meeting.stored:
             answers[reader].broadcast.append(have.number)
@@ -187,6 +186,29 @@ def _match_one(
         answers[reader].sendings.append(
             Sending(have.number, dest, want.number, box.offset, box.shape)
         )
+
+
+def _require_tiling(key: str, meeting: _Meeting, stored: Sequence[Hyperslab]) -> None:
+    """Raise unless the stored boxes hold each element of the array once."""
+    if not stored:
+        return
+    wrong = first_wrong_index(whole(meeting.stored[0][1].global_shape), stored)
+    if wrong is None:
+        return
+    index, excess = wrong
+    if excess < 0:
+        raise _not_stored(key, index)
+    raise ManifestError(
+        f"array {key!r}: index {index} is stored more than once; the checkpoint was "
+        "not written by mpickpt"
+    )
+
+
+def _not_stored(key: str, index: Shape) -> IncompleteCheckpointError:
+    return IncompleteCheckpointError(
+        f"array {key!r}: no shard holds index {index}, which the manifest promises; "
+        "the checkpoint was not written by mpickpt, or was damaged"
+    )
 
 
 def _placed(

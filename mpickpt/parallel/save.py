@@ -2,14 +2,18 @@
 
 import os
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from mpickpt.parallel.communicators import conversations_of
 from mpickpt.parallel.describe import SaveMemory
+from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.save_steps import Save
-from mpickpt.parallel.waiting import run
+from mpickpt.parallel.waiting import Steps, run
+from mpickpt.storage.checkpoint_writer import write_shard_file
+from mpickpt.storage.stream import ShardDigest
 
 
 def save_sharded(
@@ -70,6 +74,7 @@ def save_sharded(
     Collective: every rank of `comm` calls it, and every rank raises the same error.
     Not thread-safe. Durable and whole on every rank when it returns.
     """
+    log_as_asked()
     options = options or SaveOptions()
     talks = conversations_of(comm, options.timeout_s)
     call = SaveCall(
@@ -80,6 +85,17 @@ def save_sharded(
         metrics=metrics,
         overwrite=overwrite,
         options=options,
+        comm=comm,
     )
     memory = talks.memory.setdefault("save", SaveMemory())
-    return run(Save(talks.save, memory, call).steps())
+    return run(_at_once(Save(talks.save, memory, call)))
+
+
+def _at_once(save: Save) -> Steps[SaveResult]:
+    """Save with the program waiting: the shard is streamed out of its own arrays."""
+    drafted = yield from save.drafted()
+
+    def write(path: Path, cancelled: Event) -> ShardDigest:
+        return write_shard_file(path, drafted.draft, save.call.style, cancelled)
+
+    return (yield from save.published(drafted, write))

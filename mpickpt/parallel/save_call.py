@@ -1,17 +1,42 @@
 """The arguments of one save."""
 
 import json
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mpickpt.format.naming import parse_step_directory
+from mpickpt.parallel.launcher import check_launcher
 from mpickpt.parallel.options import SaveOptions
 from mpickpt.storage.checkpoint_writer import WriteStyle
 
 
+def _let_pass() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCall:
-    """The arguments of one save."""
+    """The arguments of one save.
+
+    Attributes
+    ----------
+    tree, step, metadata, metrics, overwrite, options
+        As in `save_sharded`.
+    directory : Path
+        Of the checkpoint, absolute.
+    comm : mpi4py.MPI.Intracomm or None
+        As in `save_sharded`; looked at for launchers that split a job.
+    run : mapping
+        JSON of the run, for the manifest.
+    ran_before_s : float
+        Run time before this process was started, in seconds.
+    before_publish : callable
+        Called on rank 0 before the manifest is published; may raise.
+    """
 
     tree: Any
     directory: Path
@@ -20,6 +45,10 @@ class SaveCall:
     metrics: dict[str, Any] | None
     overwrite: bool
     options: SaveOptions
+    comm: Any = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    ran_before_s: float = 0.0
+    before_publish: Callable[[], None] = _let_pass
 
     def check(self) -> None:
         """Raise unless the arguments are of the right kind."""
@@ -29,6 +58,20 @@ class SaveCall:
             raise ValueError(f"step is {self.step}; expected 0 or more")
         for name in ("metadata", "metrics"):
             _require_json(name, getattr(self, name))
+
+    def run_time_s(self) -> float:
+        """Return the seconds that the run has taken so far, over all its starts."""
+        return self.ran_before_s + seconds_since_start()
+
+    def check_launcher(self) -> None:
+        """Raise if other processes that believe to be rank 0 save here too.
+
+        Claims lie in the run directory's ``.mpickpt`` where the path is that of a step,
+        else in the checkpoint's own. Called twice: the first may come too early to see.
+        """
+        is_step = parse_step_directory(self.directory.name) is not None
+        claims = self.directory.parent if is_step else self.directory
+        check_launcher(self.comm, claims)
 
     @property
     def style(self) -> WriteStyle:
@@ -47,3 +90,13 @@ def _require_json(name: str, value: Any) -> None:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} cannot be written as JSON: {error}") from error
+
+
+def seconds_since_start() -> float:
+    """Return the seconds since this process was started."""
+    with open("/proc/self/stat", "rb") as stat:
+        # Field 22, counted after the name in parentheses, which may hold spaces: the
+        # start in clock ticks since boot (proc(5)).
+        ticks = int(stat.read().rpartition(b")")[2].split()[19])
+    started = ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)

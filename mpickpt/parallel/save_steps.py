@@ -1,51 +1,75 @@
-"""The steps of a save: the protocol, told as a story."""
+"""The steps of a save: the protocol, told as a story.
+
+A save has two halves. In the first the program waits: the state is described, agreed
+on and drafted. The second writes, agrees and publishes; it runs at once, or while the
+program goes on.
+"""
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
 from mpickpt import __version__
 from mpickpt.errors import CollectiveTimeoutError, StorageError
-from mpickpt.format.dtypes import parse_dtype
-from mpickpt.format.hyperslab import whole
 from mpickpt.format.naming import TMP_SUFFIX, shard_path
-from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
+from mpickpt.format.records import LayoutRecord, ShardManifest
 from mpickpt.parallel.conversation import Conversation
-from mpickpt.parallel.describe import (
-    Description,
-    SaveMemory,
-    describe,
-    written_parts,
-)
-from mpickpt.parallel.layout_exchange import Resolved
+from mpickpt.parallel.describe import Description, SaveMemory, describe
+from mpickpt.parallel.drafting import draft, n_sharded_elements
 from mpickpt.parallel.options import SaveResult
-from mpickpt.parallel.receipts import dump_receipt, shard_records
+from mpickpt.parallel.receipts import (
+    Receipt,
+    dump_receipt,
+    parse_receipt,
+    receipt_of,
+    receipts_document,
+    shard_records,
+)
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.waiting import Steps
-from mpickpt.planning.flatten import HeldLeaf
 from mpickpt.storage.checkpoint_writer import (
     make_room,
     publish_checkpoint,
     remove_if_empty,
     sweep,
     write_layout_file,
-    write_shard_file,
+    write_receipts_file,
 )
 from mpickpt.storage.commit import discard
-from mpickpt.storage.shard_draft import DraftArray, ShardDraft, draft_shard
+from mpickpt.storage.shard_draft import ShardDraft
 from mpickpt.storage.shard_image import hdf5_version
 from mpickpt.storage.stream import ShardDigest
 
 log = logging.getLogger(__name__)
 
+WriteShard = Callable[[Path, Event], ShardDigest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What the first half of a save gives to the second."""
+
+    description: Description
+    draft: ShardDraft
+
 
 class Save:
-    """One save of one rank, from the description to the published manifest."""
+    """One save of one rank, from the description to the published manifest.
+
+    Parameters
+    ----------
+    talk : Conversation
+        The ranks.
+    memory : SaveMemory
+        What saves of this communicator remember.
+    call : SaveCall
+        The arguments.
+    """
 
     def __init__(self, talk: Conversation, memory: SaveMemory, call: SaveCall) -> None:
         self.talk = talk
@@ -56,15 +80,29 @@ class Save:
         self.layout: LayoutRecord | None = None
         self.may_be_published = False
 
-    def steps(self) -> Steps[SaveResult]:
-        """Save, phase by phase; each ends with all ranks knowing how all fared."""
+    def drafted(self) -> Steps[Drafted]:
+        """Do the first half: agree on the layout, make the directories, draft."""
         with self.nothing_left_behind():
             description = yield from self.describe()
             yield from self.prepare(description)
-            digest = yield from self.write(description)
-            shards = yield from self.agree(description, digest)
-            yield from self.publish(description, shards)
-        return self.result(digest, shards)
+            made = yield from self.draft(description)
+        return Drafted(description=description, draft=made)
+
+    def published(self, drafted: Drafted, write: WriteShard) -> Steps[SaveResult]:
+        """Do the second half: write, agree, publish.
+
+        Parameters
+        ----------
+        drafted : Drafted
+            What the first half gave.
+        write : callable of (Path, Event)
+            Writes this rank's shard to the path, durably; called in a thread.
+        """
+        with self.nothing_left_behind():
+            digest = yield from self.write(drafted, write)
+            receipts = yield from self.agree(drafted, digest)
+            yield from self.publish(drafted.description, receipts)
+        return self.result(digest, receipts)
 
     def describe(self) -> Steps[Description]:
         """Flatten the state; agree who holds what and who writes what."""
@@ -91,50 +129,67 @@ class Save:
                 world_size=self.talk.size,
                 nbytes=nbytes,
                 overwrite=self.call.overwrite,
+                claim=self.call.check_launcher,
             ).encode()
 
         with self.timed("prepare"):
             answer = yield from self.talk.on_root(make, "prepare")
         self.checkpoint_id = answer.decode()
 
-    def write(self, description: Description) -> Steps[ShardDigest]:
-        """Every rank writes its shard and makes it durable."""
-        draft = yield from self.talk.agree(lambda: self.draft(description), "write")
+    def draft(self, description: Description) -> Steps[ShardDraft]:
+        """Every rank lays out its shard."""
 
-        def write(cancelled: Event) -> ShardDigest:
-            digest = write_shard_file(self.own_shard, draft, self.call.style, cancelled)
-            document = description.resolved.layout_document
+        def make() -> ShardDraft:
+            rank, size = self.talk.rank, self.talk.size
+            return draft(description, self.memory, rank=rank, world_size=size)
+
+        with self.timed("draft"):
+            return (yield from self.talk.agree(make, "draft"))
+
+    def write(self, drafted: Drafted, write: WriteShard) -> Steps[ShardDigest]:
+        """Every rank writes its shard and makes it durable."""
+        document = drafted.description.resolved.layout_document
+
+        def write_files(cancelled: Event) -> ShardDigest:
+            digest = write(self.own_shard, cancelled)
+            self.seconds["write"] = time.monotonic() - start
             if document is not None:
                 self.layout = write_layout_file(
                     self.call.directory, document, self.call.style
                 )
             return digest
 
-        with self.timed("write"):
-            return (
-                yield from self.talk.work(write, "write", moved=self.nbytes_on_disk)
-            )
+        start = time.monotonic()
+        return (
+            yield from self.talk.work(write_files, "write", moved=self.nbytes_on_disk)
+        )
 
-    def agree(
-        self, description: Description, digest: ShardDigest
-    ) -> Steps[list[ShardRecord]]:
+    def agree(self, drafted: Drafted, digest: ShardDigest) -> Steps[list[Receipt]]:
         """Every rank learns the digest of every shard."""
-        assert self.memory.shard is not None
-        record = dump_receipt(
-            self.talk.rank, digest, self.memory.shard.image, self.numel(description)
+        receipt = receipt_of(
+            self.talk.rank,
+            digest,
+            drafted.draft.layout.image,
+            numel=n_sharded_elements(drafted.description),
+            stage_s=self.seconds.get("stage", 0.0),
+            write_s=self.seconds["write"],
         )
         self.may_be_published = self.talk.rank != 0
         with self.timed("agree"):
-            records = yield from self.talk.allgather(record, "agree")
-        return list(shard_records(records, self.checkpoint_id))
+            records = yield from self.talk.allgather(dump_receipt(receipt), "agree")
+        return [parse_receipt(record) for record in records]
 
     def publish(
-        self, description: Description, shards: list[ShardRecord]
+        self, description: Description, receipts: Sequence[Receipt]
     ) -> Steps[None]:
         """Rank 0 renames the manifest: the checkpoint exists."""
 
         def publish() -> bytes:
-            manifest = self.manifest(description, shards)
+            manifest = self.manifest(description, receipts)
+            document = receipts_document(receipts, self.seconds)
+            write_receipts_file(self.call.directory, self.checkpoint_id, document)
+            self.call.check_launcher()
+            self.call.before_publish()
             self.may_be_published = True
             publish_checkpoint(self.call.directory, manifest)
             if self.call.overwrite:
@@ -145,73 +200,30 @@ class Save:
         with self.timed("publish"):
             yield from self.talk.on_root(publish, "publish")
 
-    def draft(self, description: Description) -> ShardDraft:
-        """Return this rank's shard, ready to be streamed."""
-        leaves = description.flat.leaves
-        draft = draft_shard(
-            description.flat.tree,
-            self.draft_arrays(description),
-            [[array for _, array in leaf.boxes] for leaf in leaves],
-            rank=self.talk.rank,
-            world_size=self.talk.size,
-            known=self.memory.shard,
-        )
-        self.memory.shard = draft.layout
-        return draft
-
-    def draft_arrays(self, description: Description) -> tuple[DraftArray, ...]:
-        """Return how the arrays are going to be stored; the last save's, if they fit."""
-        resolved, leaves = description.resolved, description.flat.leaves
-        own_shapes = tuple(_shape(leaf) for leaf in leaves if leaf.kind == "per_rank")
-        known, shard = (resolved.digest, own_shapes), self.memory.shard
-        if shard is None or self.memory.drafted != known:
-            self.memory.drafted = known
-            return tuple(draft_array(leaf, resolved) for leaf in leaves)
-        return shard.arrays
-
-    def numel(self, description: Description) -> int:
-        """Return how many elements of sharded arrays this rank writes."""
-        return sum(
-            part.size
-            for leaf in description.flat.leaves
-            if leaf.kind == "sharded"
-            for _, part in written_parts(leaf, description.resolved)
-        )
-
     def manifest(
-        self, description: Description, shards: list[ShardRecord]
+        self, description: Description, receipts: Sequence[Receipt]
     ) -> ShardManifest:
         """Return the manifest, on rank 0."""
         return ShardManifest(
             world_size=self.talk.size,
             step=self.call.step,
-            wall_clock_seconds=run_time_s(),
-            shards=tuple(shards),
+            wall_clock_seconds=self.call.run_time_s(),
+            shards=tuple(shard_records(receipts, self.checkpoint_id)),
             arrays=description.resolved.arrays,
             checkpoint_id=self.checkpoint_id,
             created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             writer={"mpickpt": __version__, "hdf5": hdf5_version()},
-            run={},
+            run=dict(self.call.run),
             metrics=self.call.metrics or {},
             metadata=self.call.metadata or {},
             layout=self.layout,
         )
 
-    def result(self, digest: ShardDigest, shards: list[ShardRecord]) -> SaveResult:
+    def result(self, digest: ShardDigest, receipts: Sequence[Receipt]) -> SaveResult:
         """Return what was saved, and let rank 0 say so."""
-        nbytes = sum(shard.nbytes for shard in shards)
+        nbytes = sum(receipt.nbytes for receipt in receipts)
         if self.talk.rank == 0:
-            phases = ", ".join(f"{k} {v:.3f} s" for k, v in self.seconds.items())
-            seconds = sum(self.seconds.values())
-            log.info(
-                "saved step %d: %.3f GB in %.3f s, %.2f GB/s (%s) to %s",
-                self.call.step,
-                nbytes / 1e9,
-                seconds,
-                nbytes / 1e9 / max(seconds, 1e-9),
-                phases,
-                self.call.directory,
-            )
+            self.say(nbytes, receipts)
         return SaveResult(
             path=self.call.directory,
             step=self.call.step,
@@ -219,6 +231,23 @@ class Save:
             nbytes=nbytes,
             written_nbytes=digest.nbytes,
             seconds=self.seconds,
+        )
+
+    def say(self, nbytes: int, receipts: Sequence[Receipt]) -> None:
+        """Log one line for the save."""
+        slowest = max(receipts, key=lambda receipt: receipt.write_s)
+        seconds = sum(self.seconds.values())
+        log.info(
+            "step %d: saved %.3f GB in %.3f s, %.2f GB/s; %s; slowest rank %d wrote "
+            "for %.3f s; %s",
+            self.call.step,
+            nbytes / 1e9,
+            seconds,
+            nbytes / 1e9 / max(seconds, 1e-9),
+            ", ".join(f"{phase} {s:.3f} s" for phase, s in self.seconds.items()),
+            slowest.rank,
+            slowest.write_s,
+            self.call.directory,
         )
 
     @property
@@ -250,11 +279,11 @@ class Save:
         except BaseException as error:
             if isinstance(error, CollectiveTimeoutError):
                 error.outcome = "unknown" if self.may_be_published else "unpublished"
-            if not self.published_or_unknown(error):
+            if not self.is_published_or_unknown(error):
                 self.remove_own_files()
             raise
 
-    def published_or_unknown(self, error: BaseException) -> bool:
+    def is_published_or_unknown(self, error: BaseException) -> bool:
         """Tell whether a manifest may refer to this save's files."""
         if isinstance(error, StorageError):
             return error.outcome == "unknown"
@@ -274,35 +303,3 @@ class Save:
             with contextlib.suppress(StorageError):
                 sweep(self.call.directory)
             remove_if_empty(self.call.directory, self.talk.size)
-
-
-def draft_array(leaf: HeldLeaf, resolved: Resolved) -> DraftArray:
-    """Return how one array is going to be stored on this rank."""
-    answer = resolved.answers[leaf.key]
-    own = leaf.kind == "per_rank"
-    shape = _shape(leaf) if own else answer.global_shape
-    assert shape is not None
-    return DraftArray(
-        key=leaf.key,
-        kind=leaf.kind,
-        dtype=leaf.dtype or parse_dtype(answer.dtype),
-        shape=shape,
-        boxes=(whole(shape),) if own else tuple(box for box, _ in answer.boxes),
-        parts=written_parts(leaf, resolved),
-        bare=leaf.bare,
-    )
-
-
-def _shape(leaf: HeldLeaf) -> tuple[int, ...]:
-    """Return the shape of a per-rank array."""
-    return tuple(leaf.boxes[0][1].shape)
-
-
-def run_time_s() -> float:
-    """Return the seconds since this process was started."""
-    with open("/proc/self/stat", "rb") as stat:
-        # Field 22, counted after the name in parentheses, which may hold spaces: the
-        # start in clock ticks since boot (proc(5)).
-        ticks = int(stat.read().rpartition(b")")[2].split()[19])
-    started = ticks / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)

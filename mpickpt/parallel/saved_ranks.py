@@ -48,6 +48,10 @@ class SavedRanks:
         """Return the reader of one shard."""
         return self._state.shard(rank)
 
+    def require_listed(self, rank: int) -> None:
+        """Read the index of one shard; raise unless the manifest says the same."""
+        self._state.require_listed(rank)
+
     def tree(self, rank: int) -> Node:
         """Return the tree of one saved rank."""
         if rank not in self._trees:

@@ -117,7 +117,7 @@ class _Walk:
             form = type(value).__name__
             return ListNode(tuple(child for _, child in pairs), form)
         if isinstance(value, np.generic):
-            self.require_dtype(value.dtype, key)
+            self.require_dtype(np.asarray(value).dtype, key)
             return Plain(value)
         if value is AsSaved or isinstance(value, AsSaved):
             return self.as_saved(key)
@@ -278,7 +278,7 @@ def require_inside(key: str, shape: Shape, global_shape: Shape, offset: Shape) -
     """Raise `LayoutError` unless a box lies inside its global array."""
     same_rank = len(shape) == len(global_shape) == len(offset)
     if same_rank and all(
-        0 <= start and start + n <= total
+        start >= 0 and start + n <= total
         for start, n, total in zip(offset, shape, global_shape, strict=True)
     ):
         return

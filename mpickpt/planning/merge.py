@@ -12,6 +12,7 @@ import msgspec
 
 from mpickpt.errors import ManifestError
 from mpickpt.format.index import ShardIndex
+from mpickpt.format.naming import key_of
 from mpickpt.format.tree import (
     ArrayNode,
     DictNode,
@@ -27,11 +28,25 @@ from mpickpt.format.tree import (
     decode_tree,
     encode_tree,
 )
-from mpickpt.planning.tree_walk import below, transform
+from mpickpt.planning.tree_walk import below, leaves, transform
 
 
 def saved_tree(index: ShardIndex) -> Node:
-    """Return the tree of one shard with its array records in place of ordinals."""
+    """Return the tree of one shard with its array records in place of ordinals.
+
+    Raises
+    ------
+    ManifestError
+        An array stands in another place of the tree than its key says.
+    """
+    for key, node in leaves(index.tree):
+        if isinstance(node, ArrayNode):
+            found = index.arrays[node.ordinal].key
+            if found != (key or key_of(())):
+                raise ManifestError(
+                    f"the tree of a shard has the array {found!r} at {key!r}; it was "
+                    "not written by mpickpt"
+                )
 
     def leaf(node: Node) -> Node:
         if isinstance(node, SavedLeaf | VariesNode):
@@ -95,7 +110,7 @@ def pack_tree(node: Node) -> bytes:
 
 def unpack_tree(packed: bytes) -> Node:
     """Return the tree that `pack_tree` packed."""
-    return decode_tree(msgspec.json.decode(packed), 0, where="another rank")
+    return decode_tree(msgspec.json.decode(packed), None, where="another rank")
 
 
 def _merge(a: Node, b: Node) -> Node:

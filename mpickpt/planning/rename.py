@@ -51,7 +51,7 @@ def _taken(tree: Node, path: Path, scope: ScopeNode | None) -> tuple[Node, Node 
         return msgspec.structs.replace(tree, items=tuple(items.items())), found
     rest, node = _taken(below, path[1:], scope)
     items[path[0]] = rest
-    if node is not None and not getattr(rest, "items", True):
+    if node is not None and _is_empty(rest):
         del items[path[0]]  # its last entry was taken
     return msgspec.structs.replace(tree, items=tuple(items.items())), node
 
@@ -59,8 +59,18 @@ def _taken(tree: Node, path: Path, scope: ScopeNode | None) -> tuple[Node, Node 
 def _put(tree: Node, path: Path, node: Node) -> Node:
     if not path:
         return node
+    if isinstance(tree, ScopeNode):
+        if isinstance(node, ScopeNode) and node.wrapper == tree.wrapper:
+            node = node.child  # the wrapper of its new place is around it
+        return msgspec.structs.replace(tree, child=_put(tree.child, path, node))
     items: dict[Key, Node] = {}
     if isinstance(tree, DictNode | RecordNode):
         items = dict(tree.items)
     items[path[0]] = _put(items.get(path[0], DictNode(())), path[1:], node)
     return DictNode(tuple(items.items()))
+
+
+def _is_empty(node: Node) -> bool:
+    while isinstance(node, ScopeNode):
+        node = node.child
+    return isinstance(node, DictNode | RecordNode) and not node.items

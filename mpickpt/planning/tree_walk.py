@@ -88,6 +88,7 @@ def is_settled(saved: Node) -> bool:
 
 
 def described(node: Node) -> str:
+    """Return a node in words, for a message."""
     if isinstance(node, Plain):
         return f"a plain {type(node.value).__name__}"
     if isinstance(node, SavedLeaf | ArrayNode):

@@ -1,4 +1,4 @@
-"""Which arrays a load has to fetch, and the targets they go to; nothing is read here."""
+"""Which arrays a load has to fetch, and the targets they go to; reads nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

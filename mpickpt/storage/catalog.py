@@ -13,9 +13,7 @@ from mpickpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
 from mpickpt.format.manifest import MAX_MANIFEST_NBYTES, parse_manifest
 from mpickpt.format.naming import (
     MANIFEST_NAME,
-    MANIFEST_TMP_NAME,
-    parse_layout_name,
-    parse_receipts_name,
+    is_own_file,
     parse_rejected_directory,
     parse_shard_name,
     parse_step_directory,
@@ -213,7 +211,7 @@ def rubbish(directory: PathLike, manifest: ShardManifest) -> list[str]:
     if manifest.layout is not None:
         used.add(manifest.layout.path)
     names = _relative_names(Path(directory), manifest.world_size)
-    return sorted(name for name in names - used if _is_ours(name.rpartition("/")[2]))
+    return sorted(name for name in names - used if is_own_file(name.rpartition("/")[2]))
 
 
 def _content_of(manifest_path: Path) -> bytes:
@@ -237,11 +235,6 @@ def _relative_names(directory: Path, world_size: int) -> set[str]:
     for inner in names.intersection(shard_subdirectories(world_size)):
         names.update(f"{inner}/{name}" for name in _names_in(directory / inner))
     return names
-
-
-def _is_ours(name: str) -> bool:
-    parsers = (parse_shard_name, parse_layout_name, parse_receipts_name)
-    return name == MANIFEST_TMP_NAME or any(parse(name) for parse in parsers)
 
 
 def _has_manifest(directory: Path) -> bool:

@@ -8,7 +8,7 @@ import errno
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -21,12 +21,12 @@ from mpickpt.errors import (
 )
 from mpickpt.format.manifest import dump_manifest
 from mpickpt.format.naming import (
-    MANIFEST_TMP_NAME,
     TMP_SUFFIX,
+    is_own_file,
+    is_shard_subdirectory,
     layout_name,
-    parse_layout_name,
-    parse_receipts_name,
     parse_shard_name,
+    receipts_name,
     shard_subdirectories,
 )
 from mpickpt.format.records import LayoutRecord, ShardManifest
@@ -42,6 +42,7 @@ from mpickpt.storage.commit import (
 from mpickpt.storage.filesystem import default_direct_io, free_nbytes
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_image import build_image
+from mpickpt.storage.staging import StagedShard
 from mpickpt.storage.stream import (
     ShardDigest,
     WholeFileSha256,
@@ -59,7 +60,14 @@ class WriteStyle:
     read_back: bool
 
 
-def make_room(directory: Path, *, world_size: int, nbytes: int, overwrite: bool) -> str:
+def make_room(
+    directory: Path,
+    *,
+    world_size: int,
+    nbytes: int,
+    overwrite: bool,
+    claim: Callable[[], None],
+) -> str:
     """Make the directories of a checkpoint and return the id of the save.
 
     Parameters
@@ -72,6 +80,9 @@ def make_room(directory: Path, *, world_size: int, nbytes: int, overwrite: bool)
         Bytes to come.
     overwrite : bool
         Whether a published checkpoint may stand there already.
+    claim : callable
+        Called once the directory is there, before anything in it is removed; raises
+        if others save there too.
 
     Raises
     ------
@@ -84,20 +95,18 @@ def make_room(directory: Path, *, world_size: int, nbytes: int, overwrite: bool)
     -----
     For one process. What a crashed save left in the directory is removed.
     """
-    with storage_errors("look at", directory):
-        published = _is_published(directory)
-    if published and not overwrite:
-        raise CheckpointExistsError(
-            f"{directory} already holds a published checkpoint, which a save never "
-            "touches; save to another path, or pass overwrite=True to replace it once "
-            "the new one is published"
-        )
-    make_directory(directory)
-    sweep(directory)
-    for name in shard_subdirectories(world_size):
-        make_directory(directory / name)
-    _require_room(directory, nbytes)
-    return _new_id(directory)
+    try:
+        make_directory(directory)
+        claim()
+        _refuse_published(directory, overwrite=overwrite)
+        sweep(directory)
+        for name in shard_subdirectories(world_size):
+            make_directory(directory / name)
+        _require_room(directory, nbytes)
+        return _new_id(directory)
+    except BaseException:
+        remove_if_empty(directory, world_size)
+        raise
 
 
 def write_shard_file(
@@ -119,6 +128,23 @@ def write_shard_file(
     tmp = path.with_name(path.name + TMP_SUFFIX)
     with _removed_on_failure(tmp):
         digest = _write(tmp, draft, style, cancelled)
+        publish(tmp, path)
+    return digest
+
+
+def write_staged_file(
+    path: Path, staged: StagedShard, style: WriteStyle, cancelled: Event | None = None
+) -> ShardDigest:
+    """Write one shard that was copied; otherwise as `write_shard_file`."""
+    tmp = path.with_name(path.name + TMP_SUFFIX)
+    with _removed_on_failure(tmp):
+        digest = staged.write(
+            tmp,
+            block_nbytes=style.block_nbytes,
+            direct=wants_direct(tmp.parent, style.direct_io),
+            cancelled=cancelled,
+        )
+        _read_back_if_asked(tmp, digest, style)
         publish(tmp, path)
     return digest
 
@@ -155,8 +181,7 @@ def _write(
         direct=wants_direct(tmp.parent, style.direct_io),
         cancelled=cancelled,
     )
-    if style.read_back:
-        _read_back(tmp, digest, style)
+    _read_back_if_asked(tmp, digest, style)
     return digest
 
 
@@ -167,6 +192,13 @@ def _removed_on_failure(tmp: Path) -> Iterator[None]:
     except BaseException:
         discard(tmp)
         raise
+
+
+def write_receipts_file(directory: Path, save_id: str, document: bytes) -> None:
+    """Write how long each rank took; nobody depends on it, so it is not synced."""
+    path = directory / receipts_name(save_id)
+    with storage_errors("write", path):
+        path.write_bytes(document)
 
 
 def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
@@ -193,13 +225,14 @@ def sweep(directory: Path) -> None:
     else:
         kept = {shard.path for shard in manifest.shards}
         kept |= {manifest.layout.path} if manifest.layout else set()
-    removed = False
+        kept.add(receipts_name(manifest.checkpoint_id))
+    emptied = set()
     for path in _own_files(directory):
         if str(path.relative_to(directory)) not in kept:
             discard(path)
-            removed = True
-    if removed:
-        sync_directory(directory)
+            emptied.add(path.parent)
+    for parent in emptied:
+        sync_directory(parent)
 
 
 def remove_if_empty(directory: Path, world_size: int) -> None:
@@ -216,16 +249,21 @@ def wants_direct(directory: Path, direct_io: str) -> bool:
     return direct_io == "on"
 
 
-def _is_published(directory: Path) -> bool:
+def _refuse_published(directory: Path, *, overwrite: bool) -> None:
     try:
         read_manifest(directory)
     except CheckpointNotFoundError:
-        return False
+        return
     except StorageError:
         raise
     except CheckpointError:
-        return True  # damaged, but there: not ours to remove without being asked
-    return True
+        pass  # damaged, but there: not ours to replace without being asked
+    if not overwrite:
+        raise CheckpointExistsError(
+            f"{directory} already holds a published checkpoint, which a save never "
+            "touches; save to another path, or pass overwrite=True to replace it once "
+            "the new one is published"
+        )
 
 
 def _own_files(directory: Path) -> list[Path]:
@@ -234,25 +272,13 @@ def _own_files(directory: Path) -> list[Path]:
     with storage_errors("list", directory):
         for entry in os.scandir(directory):
             if entry.is_dir(follow_symlinks=False):
-                if _is_shard_subdirectory(entry.name):
-                    found += [p for p in Path(entry.path).iterdir() if _is_own(p.name)]
-            elif _is_own(entry.name):
+                if is_shard_subdirectory(entry.name):
+                    found += [
+                        p for p in Path(entry.path).iterdir() if is_own_file(p.name)
+                    ]
+            elif is_own_file(entry.name):
                 found.append(Path(entry.path))
     return found
-
-
-def _is_shard_subdirectory(name: str) -> bool:
-    return name.startswith("ranks") and name[5:].isdecimal()
-
-
-def _is_own(name: str) -> bool:
-    stem = name.removesuffix(TMP_SUFFIX)
-    return (
-        name == MANIFEST_TMP_NAME
-        or parse_shard_name(name) is not None
-        or parse_layout_name(stem) is not None
-        or parse_receipts_name(stem) is not None
-    )
 
 
 def _require_room(directory: Path, nbytes: int) -> None:
@@ -278,7 +304,9 @@ def _new_id(directory: Path) -> str:
             return save_id
 
 
-def _read_back(path: Path, digest: ShardDigest, style: WriteStyle) -> None:
+def _read_back_if_asked(path: Path, digest: ShardDigest, style: WriteStyle) -> None:
+    if not style.read_back:
+        return
     read_shard(
         path,
         nbytes=digest.nbytes,

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpickpt.errors import ManifestError
 from mpickpt.format.digest import BLOCK_NBYTES
-from mpickpt.format.hyperslab import contiguous_pieces
+from mpickpt.format.hyperslab import contiguous_pieces, whole
 from mpickpt.format.records import ArrayRecord
 from mpickpt.format.tree import Plain, SavedLeaf
 from mpickpt.planning.tree_walk import leaves
@@ -141,7 +141,9 @@ def _first_difference(
 ) -> tuple[Index, str, str] | None:
     x, y = a[key], b[key]
     first: tuple[Index, str, str] | None = None
-    for box in a.stored_boxes(key):
+    # Box by box, a large array is read once, however it was split; a small one anyway.
+    small = x.nbytes <= BLOCK_NBYTES
+    for box in [whole(x.shape)] if small else a.stored_boxes(key):
         for piece in contiguous_pieces(box.shape, x.dtype.itemsize, BLOCK_NBYTES):
             offset = tuple(map(sum, zip(piece.offset, box.offset, strict=True)))
             ends = zip(offset, piece.shape, strict=True)

@@ -140,6 +140,7 @@ class _ScatteredArray:
 
 
 def target_of(array: Array) -> Target:
+    """Return what takes the bytes of an array as they are read, in order."""
     return bytes_of(array) if array.flags.c_contiguous else _ScatteredArray(array)
 
 

@@ -98,7 +98,7 @@ class Ring:
             try:
                 if self._failure is None:
                     self._transfer(self._buffers[slot][:nbytes], offset)
-            except BaseException as error:  # noqa: BLE001 - raised in the caller
+            except BaseException as error:
                 self._failure = self._failure or error
             self._ended[slot].put(None)
 

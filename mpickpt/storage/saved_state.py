@@ -69,6 +69,12 @@ class SavedState:
             self._shards.popitem(last=False)
         return shard
 
+    def require_listed(self, rank: int) -> None:
+        """Raise unless the manifest lists every array of one shard, as it is."""
+        shard = self.shard(rank)
+        for array in shard.index.arrays:
+            _require_same(shard, array, _listed(self.records, array.key))
+
     def tree_of(self, rank: int) -> Node:
         """Return the tree that one rank saved."""
         return saved_tree(self.shard(rank).index)
@@ -268,13 +274,21 @@ def _matching(shard: ShardReader, record: ArrayRecord) -> Any:
     array: IndexArray | None = shard.arrays.get(record.key)
     if array is None:
         return ()
-    found = (array.kind, array.dtype, array.shape)
-    if found != (record.kind, record.dtype, record.global_shape):
-        raise ManifestError(
-            f"{shard.path}: {record.key!r} is {found}; the manifest says "
-            f"{(record.kind, record.dtype, record.global_shape)}"
-        )
+    _require_same(shard, array, record)
     return array.parts
+
+
+def _require_same(shard: ShardReader, array: IndexArray, record: ArrayRecord) -> None:
+    """Raise unless index and manifest say the same of an array.
+
+    Shape and dtype of what is per rank may differ between ranks.
+    """
+    found: tuple[Any, ...] = (array.kind, array.dtype, array.shape)
+    listed: tuple[Any, ...] = (record.kind, record.dtype, record.global_shape)
+    if found != listed and not found[0] == listed[0] == "per_rank":
+        raise ManifestError(
+            f"{shard.path}: {record.key!r} is {found}; the manifest says {listed}"
+        )
 
 
 def _listed(found: Mapping[str, T], key: str) -> T:

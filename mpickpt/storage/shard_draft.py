@@ -109,7 +109,6 @@ def draft_shard(
     known : ShardLayout or None
         That of an earlier save; used where it fits.
     """
-
     encoded_tree = encode_index_tree(tree)
 
     def encoded(records: msgspec.Raw, table: Sequence[int]) -> bytes:

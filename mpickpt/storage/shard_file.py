@@ -72,28 +72,32 @@ class ShardFile:
         view: memoryview,
         offset: int,
     ) -> int:
+        # Asked before: of several transfers that fail, another may have left it since.
+        was_direct = self._is_direct
         try:
             return transfer(self.descriptor, view, offset)
         except OSError as error:
             # Some file systems accept the flag and refuse the first transfer.
-            if error.errno != errno.EINVAL or not self._leave_direct():
+            if error.errno != errno.EINVAL or not was_direct:
                 raise
+            self._leave_direct()
             return transfer(self.descriptor, view, offset)
 
     def _progress(self, count: int, complaint: str) -> int:
         # After a short direct transfer, going on from where it ended is EINVAL.
-        aligned = count - count % DIRECT_ALIGNMENT if self._is_direct else count
-        if not aligned and not self._leave_direct():
-            raise OSError(errno.EIO, complaint)
+        was_direct = self._is_direct
+        aligned = count - count % DIRECT_ALIGNMENT if was_direct else count
+        if not aligned:
+            if not was_direct:
+                raise OSError(errno.EIO, complaint)
+            self._leave_direct()
         return aligned
 
-    def _leave_direct(self) -> bool:
-        """Go through the page cache from now on; tell whether that is a change."""
-        was_direct = self._is_direct
-        if was_direct:
+    def _leave_direct(self) -> None:
+        """Go through the page cache from now on."""
+        if self._is_direct:
             self._set_flags(self._flags() & ~_O_DIRECT)
             self._is_direct = False
-        return was_direct
 
     def _flags(self) -> int:
         return fcntl.fcntl(self.descriptor, fcntl.F_GETFL)

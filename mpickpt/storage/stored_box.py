@@ -64,7 +64,7 @@ def stored_boxes(readers: Sequence[ShardReader]) -> list[StoredBox]:
 
 
 def spans_and_check(
-    reader: ShardReader, delivery: Delivery, verify: str
+    reader: ShardReader, delivery: Delivery, verify: str, *, partial: bool
 ) -> tuple[Sequence[Span], Check]:
     """Return what to read of a shard, and how that is verified.
 
@@ -75,8 +75,10 @@ def spans_and_check(
     delivery : Delivery
         Who wants which bytes.
     verify : {"sha256", "crc32", "none"}
-        The whole file by SHA-256; or the blocks that are wanted, by CRC-32; or
-        just the bytes that are wanted, by nothing.
+        The whole file by SHA-256; or its blocks by CRC-32; or just the bytes that
+        are wanted, by nothing.
+    partial : bool
+        Of the blocks, those alone that hold what is wanted.
     """
     record = reader.record
     if verify == "sha256":
@@ -84,9 +86,12 @@ def spans_and_check(
     if verify == "none":
         return delivery.spans(), NoCheck()
     table_offset, table_nbytes = reader.index.table
-    blocks = shard_blocks(table_offset, table_nbytes, record.nbytes)
     table = struct.pack(f"<{len(reader.table)}I", *reader.table)
-    return _touched(blocks, delivery.spans()), BlockCrc32(table_offset, table)
+    check = BlockCrc32(table_offset, table)
+    if not partial:
+        return [(0, record.nbytes)], check
+    blocks = shard_blocks(table_offset, table_nbytes, record.nbytes)
+    return _touched(blocks, delivery.spans()), check
 
 
 def _touched(blocks: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
