@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         CorruptShardError,
         IncompleteCheckpointError,
         LayoutError,
+        LeaseHeldError,
         ManifestError,
         ReplicaMismatchError,
         StateTypeError,
@@ -25,12 +26,18 @@ if TYPE_CHECKING:
     )
     from mpickpt.format.records import ArrayRecord, ShardManifest, ShardRecord
     from mpickpt.parallel.load import load_sharded
+    from mpickpt.parallel.manager import CheckpointManager
     from mpickpt.parallel.options import SaveOptions, SaveResult
     from mpickpt.parallel.pending import PendingSave, save_sharded_async
+    from mpickpt.parallel.preemption import Preemption
+    from mpickpt.parallel.restore import Restored
     from mpickpt.parallel.save import save_sharded
+    from mpickpt.planning.interval import EveryMinutes, EverySteps, YoungDaly
+    from mpickpt.planning.keep_rules import KeepBest, KeepEvery, KeepLast
     from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
     from mpickpt.storage.checkpoint_reader import open_checkpoint
+    from mpickpt.storage.run_directory import set_metrics
 
 __version__ = "0.1.0"
 
@@ -44,6 +51,7 @@ _HOMES = {
         "CorruptShardError",
         "IncompleteCheckpointError",
         "LayoutError",
+        "LeaseHeldError",
         "ManifestError",
         "ReplicaMismatchError",
         "StateTypeError",
@@ -52,12 +60,18 @@ _HOMES = {
     ),
     "mpickpt.format.records": ("ArrayRecord", "ShardManifest", "ShardRecord"),
     "mpickpt.parallel.load": ("load_sharded",),
+    "mpickpt.parallel.manager": ("CheckpointManager",),
     "mpickpt.parallel.options": ("SaveOptions", "SaveResult"),
     "mpickpt.parallel.pending": ("PendingSave", "save_sharded_async"),
+    "mpickpt.parallel.preemption": ("Preemption",),
+    "mpickpt.parallel.restore": ("Restored",),
     "mpickpt.parallel.save": ("save_sharded",),
+    "mpickpt.planning.interval": ("EveryMinutes", "EverySteps", "YoungDaly"),
+    "mpickpt.planning.keep_rules": ("KeepBest", "KeepEvery", "KeepLast"),
     "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
     "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
     "mpickpt.storage.checkpoint_reader": ("open_checkpoint",),
+    "mpickpt.storage.run_directory": ("set_metrics",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -67,16 +81,25 @@ __all__ = [
     "CallMismatchError",
     "CheckpointError",
     "CheckpointExistsError",
+    "CheckpointManager",
     "CheckpointNotFoundError",
     "CollectiveTimeoutError",
     "CorruptShardError",
+    "EveryMinutes",
+    "EverySteps",
     "IncompleteCheckpointError",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
     "LayoutError",
+    "LeaseHeldError",
     "ManifestError",
     "PendingSave",
     "PerRank",
+    "Preemption",
     "ReplicaMismatchError",
     "Replicated",
+    "Restored",
     "SaveOptions",
     "SaveResult",
     "ShardManifest",
@@ -85,6 +108,7 @@ __all__ = [
     "StateTypeError",
     "StorageError",
     "WorldSizeMismatchError",
+    "YoungDaly",
     "checkpoints",
     "latest",
     "load_sharded",
@@ -92,6 +116,7 @@ __all__ = [
     "read_manifest",
     "save_sharded",
     "save_sharded_async",
+    "set_metrics",
     "step_path",
 ]
 

@@ -14,6 +14,7 @@
     ├── StateTypeError                  (TypeError)   .key
     ├── ReplicaMismatchError            (ValueError)  .key .ranks
     ├── StorageError                    (OSError)     .errno .path
+    ├── LeaseHeldError                  .path .job .host .pid
     └── CollectiveTimeoutError          (TimeoutError) .phase .missing_ranks .outcome
 
 An error travels between ranks as a record of plain values (`to_record`,
@@ -154,6 +155,24 @@ class StorageError(CheckpointError, OSError):
     errno: int | None
     path: str | None
     outcome: str | None
+
+
+class LeaseHeldError(CheckpointError):
+    """Report that another job writes in the run directory.
+
+    Attributes
+    ----------
+    path : str
+        The run directory.
+    job, host, pid : str, str, int
+        Who holds the lease, as far as that can be read.
+    """
+
+    attribute_names = ("path", "job", "host", "pid")
+    path: str | None
+    job: str | None
+    host: str | None
+    pid: int | None
 
 
 class CollectiveTimeoutError(CheckpointError, TimeoutError):

@@ -1,6 +1,9 @@
 """`mpickpt ls RUN`: the checkpoints of a run, whole or not."""
 
 import argparse
+import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,17 @@ from mpickpt.cli.output import (
     print_table,
 )
 from mpickpt.cli.status import NO_CHECKPOINT, WHOLE
-from mpickpt.errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    ManifestError,
-    StorageError,
-)
-from mpickpt.storage.catalog import (
-    StepDirectory,
-    missing_shards,
-    read_manifest,
-    step_directories,
-)
+from mpickpt.storage.catalog import StepDirectory, step_directories
+from mpickpt.storage.removal import own_files
+from mpickpt.storage.run_directory import RejectedEntry, RunDirectory, RunEntry
 
-_COLUMNS = (">step", ">age", ">size", ">ranks", "state", "directory")
+# How long nothing may have been written before a save counts as interrupted.
+_SAVING_S = 600
+
+_COLUMNS = (
+    *(">step", ">age", ">size", ">ranks", "state"),
+    *("pinned", "metrics", "tier", "directory"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,49 +36,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line for each directory of a step; no shard is opened for it."""
-    entries = [_described(found) for found in step_directories(options.run_dir)]
+    entries = _entries(RunDirectory(options.run_dir))
     if options.json:
         print_json(entries)
     elif entries:
         print_table(_COLUMNS, [_row(entry) for entry in entries])
     else:
         print_line(f"no checkpoints in {options.run_dir.absolute()}")
-    is_there = any(entry["state"] == "complete" for entry in entries)
+    is_there = any(entry["state"] == "whole" for entry in entries)
     return WHOLE if is_there else NO_CHECKPOINT
 
 
-def _described(found: StepDirectory) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "step": found.step,
-        "path": str(found.path),
-        "state": "unpublished",
-        "created_at": None,
-        "nbytes": None,
-        "world_size": None,
-        "problem": None,
+def _entries(run_directory: RunDirectory) -> list[dict[str, Any]]:
+    published = {entry.path: entry for entry in run_directory.candidates()}
+    rejected = {entry.path: entry for entry in run_directory.rejected()}
+    entries = []
+    for found in step_directories(run_directory.path):
+        entry = {
+            "step": found.step,
+            "path": str(found.path),
+            "created_at": None,
+            "nbytes": None,
+            "world_size": None,
+            "pinned": False,
+            "metrics": {},
+            "tier": "run",
+            "problem": None,
+        }
+        if found.path in rejected:
+            entry |= _of_rejected(rejected[found.path])
+        elif found.path in published:
+            entry |= _of_published(published[found.path])
+        else:
+            entry["state"] = _state_of_unpublished(found)
+        entries.append(entry)
+    return entries
+
+
+def _of_published(entry: RunEntry) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "state": "whole" if entry.is_whole else "damaged",
+        "created_at": entry.created_at,
+        "nbytes": None if manifest is None else manifest.nbytes,
+        "world_size": None if manifest is None else manifest.world_size,
+        "pinned": entry.is_pinned,
+        "metrics": entry.metrics,
+        "problem": entry.problem,
     }
+
+
+def _of_rejected(entry: RejectedEntry) -> dict[str, Any]:
+    return {
+        "state": "rejected",
+        "pinned": entry.is_pinned,
+        "problem": entry.reason or None,
+    }
+
+
+def _state_of_unpublished(found: StepDirectory) -> str:
+    files = [found.path, *own_files(found.path)]
+    age_s = time.time() - max(map(_modified_at, files))
+    return "saving" if age_s < _SAVING_S else "unfinished"
+
+
+def _modified_at(path: Path) -> float:
     try:
-        manifest = read_manifest(found.path)
-        missing = missing_shards(found.path, manifest)
-    except CheckpointNotFoundError:
-        missing = []
-    except CheckpointError as error:
-        return entry | {"state": _state_of(error), "problem": str(error)}
-    else:
-        entry["state"] = "incomplete" if missing else "complete"
-        entry["problem"] = f"{len(missing)} shards are missing" if missing else None
-        entry["created_at"] = manifest.created_at
-        entry["nbytes"] = manifest.nbytes
-        entry["world_size"] = manifest.world_size
-    if found.is_rejected:
-        entry["state"] = "rejected"
-    return entry
-
-
-def _state_of(error: CheckpointError) -> str:
-    if isinstance(error, ManifestError):
-        return "damaged"
-    return "unreadable" if isinstance(error, StorageError) else "incomplete"
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0  # removed or renamed since it was listed
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
@@ -89,5 +115,19 @@ def _row(entry: dict[str, Any]) -> list[str]:
         "-" if size is None else nbytes_text(size),
         "-" if ranks is None else str(ranks),
         entry["state"],
+        "yes" if entry["pinned"] else "-",
+        _metrics_text(entry["metrics"]),
+        entry["tier"],
         Path(entry["path"]).name,
     ]
+
+
+def _metrics_text(metrics: dict[str, Any]) -> str:
+    words = (f"{name}={_value_text(value)}" for name, value in sorted(metrics.items()))
+    return ",".join(words) or "-"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

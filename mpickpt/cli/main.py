@@ -19,6 +19,12 @@ _COMMANDS = {
     "verify": "verify a checkpoint, or all of a run, against the saved digests",
     "diff": "compare two checkpoints bit by bit; exit status 3 if they differ",
     "export": "write one array as a .npy file",
+    "prune": "remove the checkpoints of a run that no rule keeps",
+    "pin": "keep checkpoints whatever the rules say",
+    "unpin": "let the rules decide about checkpoints again",
+    "rm": "remove checkpoints",
+    "set-metric": "say by what a checkpoint is measured",
+    "halt": "ask a run to save once more and stop",
 }
 _EPILOG = """\
 exit status:
@@ -61,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpickpt",
-        description="Look at checkpoints: no MPI, no HDF5 library.",
+        description="Look at checkpoints and tidy up: no MPI, no HDF5 library.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -72,7 +78,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=help_text, description=help_text)
         # Login nodes feel every import, so only what is going to run is imported.
         if name in arguments:
-            command = import_module(f"mpickpt.cli.{name}")
+            command = import_module(f"mpickpt.cli.{name.replace('-', '_')}")
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     return parser

@@ -12,6 +12,12 @@ MANIFEST_NAME = "manifest.json"
 TMP_SUFFIX = ".tmp"
 MANIFEST_TMP_NAME = MANIFEST_NAME + TMP_SUFFIX
 CONTROL_DIRECTORY = ".mpickpt"
+HALT_PATH = f"{CONTROL_DIRECTORY}/halt"
+PINS_DIRECTORY = f"{CONTROL_DIRECTORY}/pins"
+METRICS_DIRECTORY = f"{CONTROL_DIRECTORY}/metrics"
+ATTEMPTS_DIRECTORY = f"{CONTROL_DIRECTORY}/attempts"
+REJECTIONS_DIRECTORY = f"{CONTROL_DIRECTORY}/rejected"
+LEASE_DIRECTORY = f"{CONTROL_DIRECTORY}/lease"
 
 LIBRARY_GROUP = "%mpickpt"
 INDEX_DATASET = f"{LIBRARY_GROUP}/index"
@@ -31,6 +37,8 @@ _REJECTED_DIRECTORY = re.compile(rf"{_STEP}\.rejected-{_ID8}")
 _SHARD = re.compile(rf"rank{_RANK}-{_ID8}\.h5({re.escape(TMP_SUFFIX)})?")
 _RECEIPTS = re.compile(rf"receipts-{_ID8}\.json")
 _LAYOUT = re.compile(r"layout-([0-9a-f]{16})\.h5")
+_SUBDIRECTORY = re.compile("ranks([0-9]{5}|[1-9][0-9]{5,14})")
+_LEASE = re.compile(r"([0-9]{10})\.json")
 
 _LIKE_INT = re.compile("-?[0-9]+")
 _CANONICAL_INT = re.compile("0|-?[1-9][0-9]*")
@@ -121,6 +129,12 @@ def shard_subdirectories(world_size: int) -> list[str]:
     return [_subdirectory(n) for n in range(-(-world_size // RANKS_PER_DIRECTORY))]
 
 
+def parse_shard_subdirectory(name: str) -> int | None:
+    """Return the number of a name of `shard_subdirectories`, else None."""
+    match = _SUBDIRECTORY.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def receipts_name(save_id: str) -> str:
     """Return the name of the file that holds the timings of a save."""
     return f"receipts-{save_id[:8]}.json"
@@ -161,6 +175,37 @@ def is_shard_subdirectory(name: str) -> bool:
     """Tell whether `shard_subdirectories` builds such a name."""
     number = name.removeprefix("ranks")
     return number.isdecimal() and name == _subdirectory(int(number))
+
+
+def document_name(directory_name: str) -> str:
+    """Return the name of the control file about a checkpoint's directory."""
+    return f"{directory_name}.json"
+
+
+def parse_document_name(name: str) -> str | None:
+    """Return the directory that a control file is about, else None."""
+    directory_name = name.removesuffix(".json")
+    is_one = name != directory_name and (
+        parse_step_directory(directory_name) is not None
+        or parse_rejected_directory(directory_name) is not None
+    )
+    return directory_name if is_one else None
+
+
+def lease_name(generation: int) -> str:
+    """Return the name of the lease that was the n-th to be taken in a run."""
+    return f"{generation:010d}.json"
+
+
+def parse_lease_name(name: str) -> int | None:
+    """Return the generation of a name that `lease_name` builds, else None."""
+    match = _LEASE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def temporary_name(name: str, token: str) -> str:
+    """Return the name under which one of several writers prepares a file."""
+    return f"{name}.{token}{TMP_SUFFIX}"
 
 
 def piece_name(number: int) -> str:

@@ -12,17 +12,20 @@ from mpickpt.parallel.messages import complete
 from mpickpt.parallel.muster import muster
 from mpickpt.parallel.waiting import Deadline, Steps, resolve_timeout_s, run
 
+_N_LINES = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
     """What the library talks on for one communicator of the user.
 
-    Three, because an asynchronous save goes on under way while the program saves or
-    loads, and collectives of one communicator must come in one order.
+    Four, because an asynchronous save goes on under way while the program saves,
+    loads and goes from step to step, and collectives of one communicator must come in
+    one order.
 
     Attributes
     ----------
-    save, load, pending : Conversation
+    save, load, pending, step : Conversation
         One for each kind of call.
     memory : dict
         What calls remember from one to the next, as long as the communicator lives.
@@ -31,6 +34,7 @@ class Conversations:
     save: Conversation
     load: Conversation
     pending: Conversation
+    step: Conversation
     memory: dict[str, Any]
 
 
@@ -100,7 +104,7 @@ def mpi_of(comm: Any) -> Any:
 
 def _solo_lines() -> tuple[Line, ...]:
     fate = Fate()
-    return tuple(Line(None, None, fate) for _ in range(3))
+    return tuple(Line(None, None, fate) for _ in range(_N_LINES))
 
 
 @cache
@@ -111,8 +115,10 @@ def _solo_memory() -> dict[str, Any]:
 def _conversations(
     lines: tuple[Line, ...], memory: dict[str, Any], timeout_s: float
 ) -> Conversations:
-    save, load, pending = (Conversation(line, timeout_s) for line in lines)
-    return Conversations(save=save, load=load, pending=pending, memory=memory)
+    save, load, pending, step = (Conversation(line, timeout_s) for line in lines)
+    return Conversations(
+        save=save, load=load, pending=pending, step=step, memory=memory
+    )
 
 
 def _open_lines(comm: Any, mpi: Any, timeout_s: float) -> Steps[tuple[Line, ...]]:
@@ -121,7 +127,7 @@ def _open_lines(comm: Any, mpi: Any, timeout_s: float) -> Steps[tuple[Line, ...]
     try:
         yield from muster(user_line, phase, timeout_s)
         lines = []
-        for _ in range(3):
+        for _ in range(_N_LINES):
             lines.append((yield from _duplicate(user_line, phase, timeout_s)))
     except CollectiveTimeoutError as error:
         fate.error = error

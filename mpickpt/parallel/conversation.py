@@ -249,6 +249,33 @@ class Conversation:
             yield from self._raise_joined(failing, local.failure, phase)
         return local.value  # type: ignore[return-value]
 
+    def reduce_max(
+        self, own: npt.NDArray[np.float64], largest: npt.NDArray[np.float64]
+    ) -> Transfer:
+        """Begin to find the largest of all ranks' values, element by element.
+
+        Parameters
+        ----------
+        own : ndarray of float64, shape (n,)
+            This rank's values; not to be changed before the transfer is done.
+        largest : ndarray of float64, shape (n,)
+            Filled by then.
+        """
+        self._line.raise_if_given_up("reduce")
+        if self.size == 1:
+            largest[:] = own
+            return Transfer(self._line, None, None)
+        request = self._line.comm.Iallreduce(own, largest, op=self._line.mpi.MAX)
+        return Transfer(self._line, request, (own, largest))
+
+    def complete(self, transfer: Transfer, phase: str) -> Steps[None]:
+        """Step until a transfer is done."""
+        with self._line.step(phase):
+            patience = self.patience(phase)
+            while not transfer.done():
+                patience.check()
+                yield None
+
     def send(self, view: Any, dest: int, tag: int = 0) -> Transfer:
         """Begin to send a buffer below 1 GiB; it is kept until it was received."""
         return send(self._line, view, dest, tag)

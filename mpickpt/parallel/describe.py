@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import CallMismatchError
@@ -48,6 +49,19 @@ class SaveMemory:
     shard_made_for: tuple[Any, ...] | None = None
 
 
+_MOST_STREAMS = 4
+
+
+def memory_of(memory: dict[str, Any], run_dir: Path) -> SaveMemory:
+    """Return what the saves to one run directory remember; the last few are kept."""
+    streams: dict[Path, SaveMemory] = memory.setdefault("saves", {})
+    found = streams.pop(run_dir, None) or SaveMemory()
+    streams[run_dir] = found
+    while len(streams) > _MOST_STREAMS:
+        del streams[next(iter(streams))]
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """The state of one rank, flattened, with the layout that all ranks agreed on."""
@@ -60,7 +74,7 @@ class Description:
 def describe(
     talk: Conversation,
     memory: SaveMemory,
-    state: Any,
+    state: Callable[[], Any],
     *,
     check: Callable[[], None],
     path: str,
@@ -111,7 +125,7 @@ class _OwnDescription:
         self,
         talk: Conversation,
         memory: SaveMemory,
-        state: Any,
+        state: Callable[[], Any],
         step: int,
         check: Callable[[], None],
     ) -> None:
@@ -126,7 +140,7 @@ class _OwnDescription:
         self.signature: Signature = ()
         try:
             check()
-            self.flat = flatten(state, alone=self.size == 1)
+            self.flat = flatten(state(), alone=self.size == 1)
             self.plain = dict(replicated_plain(self.flat))
             self.signature = _signature(self.flat, self.plain)
             known = memory.resolved

@@ -119,7 +119,9 @@ class Fetch:
             World and boxes are as they were saved: what lies in this rank's own
             shard needs no plan, and other ranks hold replicas at most.
         """
-        missing = self.place_own() if in_place else list(range(len(self.items)))
+        missing = list(range(len(self.items)))
+        if in_place:
+            missing = yield from self.talk.agree(self.place_own, "plan")
         flag = yield from self.talk.allgather(bytes([bool(missing)]), "plan")
         if in_place and not any(map(any, flag)):
             yield from self.reading(Parcels(0))
@@ -139,8 +141,7 @@ class Fetch:
         answer = yield from route(
             self.talk, self.stored_items(), self.wanted_items(items)
         )
-        self.take_places(answer)
-        parcels = self.parcels(answer)
+        parcels = yield from self.talk.agree(lambda: self.parcels(answer), "plan")
         try:
             moving = Redistribution(self.talk, parcels, self.unpack, self.tag)
             yield from moving.around(self.reading(parcels))
@@ -192,6 +193,7 @@ class Fetch:
 
     def parcels(self, answer: Answer) -> Parcels:
         """Place what goes from this rank's shards to itself and to others."""
+        self.take_places(answer)
         for number in answer.compare:
             self.compared[number] = Digested()
             stored = self.stored[number]

@@ -115,7 +115,45 @@ def load_sharded(
     after an error the contents of `like` are undefined. Not thread-safe.
     """
     log_as_asked()
-    call = LoadCall(
+    call = load_call(
+        path,
+        like=like,
+        expected_world_size=expected_world_size,
+        reshard=reshard,
+        verify=verify,
+        only=only,
+        rename=rename,
+        missing=missing,
+        unexpected=unexpected,
+        cast=cast,
+    )
+    talks = conversations_of(comm, timeout_s)
+    tag = next_tag(talks.memory)
+    return run(Load(talks.load, call, tag).steps())
+
+
+def next_tag(memory: dict[str, Any]) -> int:
+    """Return a number for the messages of one load, the same on all ranks."""
+    tag: int = (memory.get("loads", 0) + 1) % _N_TAGS
+    memory["loads"] = tag
+    return tag
+
+
+def load_call(
+    path: str | os.PathLike[str],
+    *,
+    like: Any = None,
+    expected_world_size: int | None = None,
+    reshard: bool = False,
+    verify: str | None = None,
+    only: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    missing: str = "error",
+    unexpected: str = "error",
+    cast: bool = False,
+) -> "LoadCall":
+    """Return the arguments of one load; see `load_sharded`."""
+    return LoadCall(
         directory=Path(os.path.abspath(path)),
         like=like,
         expected_world_size=expected_world_size,
@@ -127,9 +165,6 @@ def load_sharded(
         unexpected=unexpected,
         cast=cast,
     )
-    talks = conversations_of(comm, timeout_s)
-    tag = talks.memory["loads"] = (talks.memory.get("loads", 0) + 1) % _N_TAGS
-    return run(Load(talks.load, call, tag).steps())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from mpickpt.parallel.saved_ranks import SavedRanks
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.flatten import FlatState
 from mpickpt.planning.layout import owner_of
+from mpickpt.planning.merge import overlay
 from mpickpt.planning.template import Matcher
 from mpickpt.planning.tree_walk import leaves
 from mpickpt.planning.wants import Rules, Want, WantList
@@ -114,6 +115,9 @@ class Matching:
     def anywhere(self) -> Steps[Matched]:
         """Match with the union of what all saved ranks had; boxes may differ."""
         tree = yield from self.ranks.merged(self.talk, self.own)
+        if self.manifest.world_size == self.talk.size:
+            # Boxes moved, ranks did not: each has its own plain values again.
+            tree = overlay(self.ranks.tree(self.talk.rank), tree)
         matcher = self.matcher(held=None, ranks=self.ranks)
 
         def match() -> Callable[[], Any]:

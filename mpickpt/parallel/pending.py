@@ -3,12 +3,14 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from mpickpt.errors import CheckpointError
 from mpickpt.parallel.communicators import Conversations, conversations_of, mpi_of
-from mpickpt.parallel.describe import SaveMemory
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.save_call import SaveCall
@@ -20,6 +22,8 @@ from mpickpt.storage.stream import ShardDigest
 
 Progress = Literal["auto", "poll", "thread"]
 OnBusy = Literal["wait", "skip", "error"]
+
+AfterPublish = Callable[[Conversation, SaveResult], Steps[None]]
 
 POLL_S = 1e-3
 
@@ -71,7 +75,7 @@ def save_sharded_async(
     log_as_asked()
     options = options or SaveOptions()
     call = SaveCall(
-        tree=tree,
+        state=lambda: tree,
         directory=Path(os.path.abspath(path)),
         step=step,
         metadata=metadata,
@@ -81,21 +85,41 @@ def save_sharded_async(
         comm=comm,
     )
     talks = conversations_of(comm, options.timeout_s)
-    return begin_save(talks, call, progress=_resolved(progress, comm), on_busy=on_busy)
+    return begin_save(
+        talks, call, progress=resolved_progress(progress, comm), on_busy=on_busy
+    )
 
 
 def begin_save(
-    talks: Conversations, call: SaveCall, *, progress: str, on_busy: OnBusy
+    talks: Conversations,
+    call: SaveCall,
+    *,
+    progress: str,
+    on_busy: OnBusy,
+    after: AfterPublish | None = None,
 ) -> "PendingSave | None":
-    """Stage a save and let the rest of it go on; see `save_sharded_async`."""
+    """Stage a save and let the rest of it go on; see `save_sharded_async`.
+
+    Parameters
+    ----------
+    talks, call
+        The ranks, and the arguments of the save.
+    progress, on_busy
+        As there; `progress` is resolved.
+    after : callable of (Conversation, SaveResult), optional
+        Steps that belong to the save and follow its publishing.
+    """
     earlier: PendingSave | None = talks.memory.get("pending")
     if not run(_may_begin(talks, earlier, on_busy)):
         return None
     if earlier is not None:
         earlier.settle()
-    save = Save(talks.pending, talks.memory.setdefault("save", SaveMemory()), call)
+    memory = memory_of(talks.memory, call.directory.parent)
+    save = Save(talks.pending, memory, call)
     staging = talks.memory.setdefault("staging", Staging())
     steps = run(_staged(save, staging))
+    if after is not None:
+        steps = _followed(steps, talks.pending, after)
     pending = PendingSave(save, steps, threaded=progress == "thread")
     talks.memory["pending"] = pending
     return pending
@@ -127,6 +151,11 @@ class PendingSave:
     def done(self) -> bool:
         """Whether the save has ended, well or not; local, and asks nobody."""
         return self._result is not None or self._failure is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save has ended badly, as far as this rank knows; local."""
+        return self._failure is not None
 
     def poll(self) -> bool:
         """Let the save go on for up to a millisecond; tell whether it has ended.
@@ -203,6 +232,14 @@ class PendingSave:
         return False
 
 
+def _followed(
+    steps: Steps[SaveResult], talk: Conversation, after: AfterPublish
+) -> Steps[SaveResult]:
+    result = yield from steps
+    yield from after(talk, result)
+    return result
+
+
 def _may_begin(
     talks: Conversations, earlier: "PendingSave | None", on_busy: OnBusy
 ) -> Steps[bool]:
@@ -236,7 +273,7 @@ def _staged(save: Save, staging: Staging) -> Steps[Steps[SaveResult]]:
     return save.published(drafted, write)
 
 
-def _resolved(progress: Progress, comm: Any) -> str:
+def resolved_progress(progress: Progress, comm: Any) -> str:
     """Return who drives a save, having asked MPI what it allows."""
     if progress not in ("auto", "poll", "thread"):
         raise ValueError(f"progress {progress!r} is not 'auto', 'poll' or 'thread'")

@@ -115,13 +115,7 @@ def route(
         announcements[owner_of(want.key, talk.size)].wanted.append(want)
     packed = {r: msgspec.msgpack.encode(a) for r, a in announcements.items()}
     arrived = yield from talk.exchange(packed, PHASE)
-    answers: dict[int, Answer] = {}
-    failure = None
-    try:
-        answers = _match(arrived, talk.size)
-    except (LayoutError, IncompleteCheckpointError, ManifestError) as error:
-        failure = error
-    yield from talk.settle(failure, PHASE)
+    answers = yield from talk.agree(lambda: _match(arrived, talk.size), PHASE)
     packed = {r: msgspec.msgpack.encode(a) for r, a in answers.items()}
     arrived = yield from talk.exchange(packed, PHASE)
     total = Answer([], [], [], [])

@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 from mpickpt.parallel.communicators import conversations_of
-from mpickpt.parallel.describe import SaveMemory
+from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.save_call import SaveCall
@@ -78,7 +78,7 @@ def save_sharded(
     options = options or SaveOptions()
     talks = conversations_of(comm, options.timeout_s)
     call = SaveCall(
-        tree=tree,
+        state=lambda: tree,
         directory=Path(os.path.abspath(path)),
         step=step,
         metadata=metadata,
@@ -87,11 +87,11 @@ def save_sharded(
         options=options,
         comm=comm,
     )
-    memory = talks.memory.setdefault("save", SaveMemory())
-    return run(_at_once(Save(talks.save, memory, call)))
+    memory = memory_of(talks.memory, call.directory.parent)
+    return run(save_at_once(Save(talks.save, memory, call)))
 
 
-def _at_once(save: Save) -> Steps[SaveResult]:
+def save_at_once(save: Save) -> Steps[SaveResult]:
     """Save with the program waiting: the shard is streamed out of its own arrays."""
     drafted = yield from save.drafted()
 

@@ -18,13 +18,19 @@ def _let_pass() -> None:
     pass
 
 
+def _leave_it(_nbytes: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCall:
     """The arguments of one save.
 
     Attributes
     ----------
-    tree, step, metadata, metrics, overwrite, options
+    state : callable
+        Returns the state tree.
+    step, metadata, metrics, overwrite, options
         As in `save_sharded`.
     directory : Path
         Of the checkpoint, absolute.
@@ -36,9 +42,11 @@ class SaveCall:
         Run time before this process was started, in seconds.
     before_publish : callable
         Called on rank 0 before the manifest is published; may raise.
+    make_space : callable of int
+        Called on rank 0 with the bytes to come, before the space is checked.
     """
 
-    tree: Any
+    state: Callable[[], Any]
     directory: Path
     step: int
     metadata: dict[str, Any] | None
@@ -49,6 +57,7 @@ class SaveCall:
     run: Mapping[str, Any] = field(default_factory=dict)
     ran_before_s: float = 0.0
     before_publish: Callable[[], None] = _let_pass
+    make_space: Callable[[int], None] = _leave_it
 
     def check(self) -> None:
         """Raise unless the arguments are of the right kind."""

@@ -111,7 +111,7 @@ class Save:
                 yield from describe(
                     self.talk,
                     self.memory,
-                    self.call.tree,
+                    self.call.state,
                     check=self.call.check,
                     path=str(self.call.directory),
                     step=self.call.step,
@@ -130,6 +130,7 @@ class Save:
                 nbytes=nbytes,
                 overwrite=self.call.overwrite,
                 claim=self.call.check_launcher,
+                make_space=self.call.make_space,
             ).encode()
 
         with self.timed("prepare"):

@@ -87,16 +87,19 @@ class SavedRanks:
         own : sequence of int
             Saved ranks whose indexes this rank reads.
         """
-        parts = [skeleton(self.tree(rank)) for rank in own]
-        tree = pack_tree(merge([tree for tree, _ in parts])) if parts else b""
-        digests = [(rank, part[1]) for rank, part in zip(own, parts, strict=True)]
-        packed = msgspec.msgpack.encode((tree, digests))
+        packed = yield from talk.agree(lambda: self.packed_part(own), PHASE)
         gathered = yield from talk.gather(packed, PHASE)
-        answer = None if gathered is None else _joined(gathered)
-        answer = yield from talk.bcast(answer, PHASE)
+        answer = yield from talk.on_root(lambda: _joined(gathered or ()), PHASE)
         tree, unequal = msgspec.msgpack.decode(answer, type=tuple[bytes, list[str]])
         self._unequal = set(unequal)
         return unpack_tree(tree)
+
+    def packed_part(self, own: Sequence[int]) -> bytes:
+        """Return the union of some saved trees, and the digests of per-rank values."""
+        parts = [skeleton(self.tree(rank)) for rank in own]
+        tree = pack_tree(merge([tree for tree, _ in parts])) if parts else b""
+        digests = [(rank, part[1]) for rank, part in zip(own, parts, strict=True)]
+        return msgspec.msgpack.encode((tree, digests))
 
 
 def _joined(gathered: Sequence[bytes]) -> bytes:

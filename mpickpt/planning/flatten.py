@@ -159,12 +159,24 @@ class _Walk:
         if isinstance(value, Sharded):
             if value.boxes is not None:
                 return self.pieces(value, key)
+            self.require_array(value.data, key)
             return self.node(value.data, key, value, depth + 1)
         child = self.node(value.data, key, value, depth + 1)
         if isinstance(value, Replicated):
             return ScopeNode("replicated", value.check, child)
         rule = value.on_resize
         return ScopeNode("per_rank", "error" if callable(rule) else rule, child, rule)
+
+    def require_array(self, value: Any, key: str) -> None:
+        # Plain values beside arrays in a subtree are this rank's own; alone they
+        # would be that without a word.
+        item = value[0] if isinstance(value, list | tuple) and value else value
+        if type(item) in _PLAIN or isinstance(item, np.generic):
+            raise StateTypeError(
+                f"{shown(key)!r} is Sharded, but holds a {type(value).__name__} and no "
+                "array; make it one with numpy.asarray",
+                key=shown(key),
+            )
 
     def live(self, value: Any, key: str, scope: Wrapper | None, depth: int) -> Node:
         state = live_state(value)
@@ -199,6 +211,11 @@ class _Walk:
                     key=shown(key),
                 )
             array = ArraySpec(array.shape, np.dtype(array.dtype))
+        if isinstance(array, np.ma.MaskedArray):
+            raise StateTypeError(
+                f"{shown(key)!r} is a masked array; save its data and its mask as two",
+                key=shown(key),
+            )
         self.require_dtype(array.dtype, key)
         if isinstance(scope, Sharded):
             return self.leaf(self.sharded(array, key, scope))

@@ -12,6 +12,8 @@ import numpy as np
 
 def record_fields(value: Any) -> list[tuple[str, Any]] | None:
     """Return the fields of a dataclass or namedtuple instance, else None."""
+    if hasattr(value, "load_state_dict"):
+        return None  # it says itself what its state is
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -98,6 +98,24 @@ def merge(trees: Sequence[Node]) -> Node:
     return merged
 
 
+def overlay(own: Node, union: Node) -> Node:
+    """Return the union with what one of the merged trees has in place of it."""
+    if isinstance(own, DictNode | RecordNode) and isinstance(union, type(own)):
+        theirs = dict(union.items)
+        items = {k: overlay(n, theirs.pop(k, n)) for k, n in own.items}
+        return msgspec.structs.replace(own, items=tuple((items | theirs).items()))
+    if isinstance(own, ListNode) and isinstance(union, ListNode) and _alike(own, union):
+        pairs = zip(own.items, union.items, strict=True)
+        return ListNode(tuple(overlay(x, y) for x, y in pairs), own.form)
+    if (
+        isinstance(own, ScopeNode)
+        and isinstance(union, ScopeNode)
+        and own.wrapper == union.wrapper == "replicated"
+    ):
+        return msgspec.structs.replace(own, child=overlay(own.child, union.child))
+    return own
+
+
 def digest_of(node: Node) -> str:
     """Return the SHA-256 of a tree, 64 hex digits."""
     return hashlib.sha256(pack_tree(node)).hexdigest()

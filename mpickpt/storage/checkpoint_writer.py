@@ -67,6 +67,7 @@ def make_room(
     nbytes: int,
     overwrite: bool,
     claim: Callable[[], None],
+    make_space: Callable[[int], None],
 ) -> str:
     """Make the directories of a checkpoint and return the id of the save.
 
@@ -83,6 +84,8 @@ def make_room(
     claim : callable
         Called once the directory is there, before anything in it is removed; raises
         if others save there too.
+    make_space : callable of int
+        May remove older checkpoints, so that as many bytes are free.
 
     Raises
     ------
@@ -102,6 +105,7 @@ def make_room(
         sweep(directory)
         for name in shard_subdirectories(world_size):
             make_directory(directory / name)
+        make_space(nbytes)
         _require_room(directory, nbytes)
         return _new_id(directory)
     except BaseException:

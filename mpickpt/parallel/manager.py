@@ -1,0 +1,418 @@
+"""Keeps a training run alive: saves when due, restores, retains, and stops in time."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mpickpt.parallel.communicators import conversations_of
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.describe import memory_of
+from mpickpt.parallel.load import LoadCall, load_call, next_tag
+from mpickpt.parallel.logs import log_as_asked
+from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.pending import (
+    OnBusy,
+    PendingSave,
+    Progress,
+    begin_save,
+    resolved_progress,
+)
+from mpickpt.parallel.preemption import Preemption
+from mpickpt.parallel.restore import (
+    MakeCall,
+    Restored,
+    nothing_found,
+    restore_newest,
+    restore_one,
+)
+from mpickpt.parallel.run_keeper import RunKeeper, run_record
+from mpickpt.parallel.save import save_at_once
+from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.save_steps import Save
+from mpickpt.parallel.waiting import Steps, run
+from mpickpt.parallel.watch import Watch
+from mpickpt.planning.interval import Trigger
+from mpickpt.planning.retention import KeepPolicy, parse_keep
+from mpickpt.storage.catalog import checkpoints, step_path
+
+log = logging.getLogger(__name__)
+
+REQUEUE = 85  # what the batch scripts in slurm/ take as "requeue me"
+
+
+class CheckpointManager:
+    """Save, restore and retain the checkpoints of one run.
+
+    Parameters
+    ----------
+    run_dir : path-like
+        Directory of the run, on a file system that all ranks see.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks; None is this process alone, without MPI.
+    state : callable
+        Returns the state tree; called when it is needed, so it is never stale.
+    keep : int, KeepPolicy or None
+        Which checkpoints stay: an int means the last n; None keeps all.
+    when : Trigger or None
+        When `save_if_due` saves: `EverySteps`, `EveryMinutes`, `YoungDaly`, joined
+        by ``|``. None: only at a preemption.
+    asynchronous : bool
+        Whether training goes on while a save is written.
+    progress : {"auto", "poll", "thread"}
+        As in `save_sharded_async`.
+    on_busy : {"wait", "skip", "error"}
+        What a save does while the one before is under way.
+    options : SaveOptions, optional
+        How to write.
+    metadata : dict, optional
+        JSON values for every manifest.
+    preemption : Preemption, optional
+        Shared by several managers; by default this one has its own.
+    max_attempts : int
+        Restores of a step without progress after which it is passed over.
+
+    Attributes
+    ----------
+    next_step : int
+        The step to go on with: 0 on the first run.
+    should_stop : bool
+        Whether to leave the loop; changes only inside `save_if_due`, at the same step
+        on every rank.
+    exit_code : int
+        85 after a preemption, which asks the batch script to requeue, else 0.
+
+    Notes
+    -----
+    Collective: every rank makes the same calls. Not thread-safe. To be used as a
+    context manager: a normal end waits for the last save and raises what went wrong
+    with it; after an exception the exit is local, and a save that was under way stays
+    unpublished.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        comm: Any = None,
+        *,
+        state: Callable[[], Any],
+        keep: KeepPolicy | int | None = None,
+        when: Trigger | None = None,
+        asynchronous: bool = True,
+        progress: Progress = "auto",
+        on_busy: OnBusy = "wait",
+        options: SaveOptions | None = None,
+        metadata: dict[str, Any] | None = None,
+        preemption: Preemption | None = None,
+        max_attempts: int = 3,
+    ) -> None:
+        log_as_asked()
+        self.run_dir = Path(os.path.abspath(run_dir))
+        self.next_step = 0
+        self.should_stop = False
+        self.exit_code = 0
+        self._comm = comm
+        self._state = state
+        self._asynchronous = asynchronous
+        self._progress = resolved_progress(progress, comm)
+        self._on_busy = on_busy
+        self._options = options or SaveOptions()
+        self._metadata = metadata
+        self._max_attempts = max_attempts
+        self._talks = conversations_of(comm, self._options.timeout_s)
+        rules = None if keep is None else parse_keep(keep)
+        self._keeper = RunKeeper(self.run_dir, rules)
+        self._preemption = preemption or Preemption()
+        self._preemption.open()
+        self._watch = Watch(self._talks.step, when, self._preemption, self._keeper.run)
+        self._pending: PendingSave | None = None
+        self._last_step: int | None = None
+        self._ran_before_s = 0.0
+        self._is_open = True
+
+    # Restoring.
+
+    def restore_latest(
+        self,
+        *,
+        required: bool | None = None,
+        verify: str | None = None,
+        reshard: bool = False,
+        **options: Any,
+    ) -> Restored | None:
+        """Load the newest checkpoint that is whole, into the arrays of ``state()``.
+
+        Parameters
+        ----------
+        required : bool, optional
+            Whether it is an error that there is none. Default: only if Slurm says
+            that this job was started before.
+        verify, reshard, **options
+            As in `load_sharded`.
+
+        Returns
+        -------
+        Restored or None
+            None where the run directory holds no checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            None of those that are there is whole, or the newest whole one does not
+            fit the state.
+
+        Notes
+        -----
+        Collective. A damaged checkpoint is passed over, and so is one that was
+        restored `max_attempts` times without a save since. What was passed over is
+        set aside as ``step-….rejected-…`` before this returns, so that those steps
+        can be saved again.
+        """
+        make_call = self._make_call(verify=verify, reshard=reshard, **options)
+        talk, tag = self._talks.load, next_tag(self._talks.memory)
+        restored = run(
+            restore_newest(
+                talk, self._keeper, make_call, tag=tag, max_attempts=self._max_attempts
+            )
+        )
+        if restored is None:
+            nothing_found(self.run_dir, required=required)
+            if talk.rank == 0:
+                log.warning("no checkpoint in %s: starting anew", self.run_dir)
+            return None
+        self._went_back_to(restored)
+        if restored.rejected:
+            run(talk.on_root(lambda: self._keeper.reject(restored.rejected), "reject"))
+        return restored
+
+    def restore(self, step: int, **options: Any) -> Restored:
+        """Load the checkpoint of one step; collective.
+
+        Notes
+        -----
+        Later steps stay published until the next save, which sets them aside; a
+        program that only evaluates changes nothing.
+        """
+        path = step_path(self.run_dir, step)
+        tag = next_tag(self._talks.memory)
+        make_call = self._make_call(**options)
+        restored = run(
+            restore_one(self._talks.load, self._keeper, make_call, path, tag=tag)
+        )
+        return self._went_back_to(restored)
+
+    def rewind(self, step: int, **options: Any) -> Restored:
+        """Load an earlier step and set all later ones aside, durably; collective."""
+        self.wait()
+        restored = self.restore(step, **options)
+        run(self._talks.save.on_root(self._become_writer, "rewind"))
+        return restored
+
+    # Saving.
+
+    def save_if_due(
+        self, step: int, *, metrics: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Save this step if it is due; tell whether a save was begun.
+
+        Parameters
+        ----------
+        step : int
+            The step that was just done; each call a higher one.
+        metrics : mapping, optional
+            Of this step, for `KeepBest`; those of rank 0 count.
+
+        Raises
+        ------
+        CheckpointError
+            As `save`; what went wrong in the background is raised here too, on every
+            rank at the same step.
+
+        Notes
+        -----
+        Collective: every rank calls it equally often. Costs one small Iallreduce on a
+        step that is not due. After a signal, a halt, or when the wall time runs out,
+        it saves once more, waits for that, and sets `should_stop`.
+        """
+        pending = self._pending
+        failed = pending is not None and pending.poll() and pending.has_failed
+        decision = self._watch.decide(step, has_failed=failed)
+        if decision.has_failed:
+            self.wait()
+        if decision.stop:
+            return self._stop(step, metrics, halted=decision.halted)
+        return decision.is_due and self.save(step, metrics=metrics)
+
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        wait: bool | None = None,
+    ) -> bool:
+        """Save this step now; tell whether a save was begun.
+
+        Parameters
+        ----------
+        step : int
+            The step that was just done.
+        metrics : mapping, optional
+            As in `save_if_due`.
+        wait : bool, optional
+            Whether to wait until it is durable. Default: not if `asynchronous`.
+
+        Notes
+        -----
+        Collective. False where the save before is under way and `on_busy` is "skip".
+        """
+        begin = time.monotonic()
+        run(self._talks.save.on_root(self._become_writer, "lease"))
+        call = self._save_call(step, metrics)
+        if wait is None:
+            wait = not self._asynchronous
+        if wait:
+            self.wait()
+            run(self._saved_at_once(call))
+        elif not self._begin(call):
+            return False
+        self._last_step = step
+        self._watch.saved(step, time.monotonic() - begin)
+        return True
+
+    def wait(self) -> None:
+        """Wait until no save is under way; raise what went wrong with it; collective.
+
+        Notes
+        -----
+        What was saved is durable when it returns.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.settle()
+
+    # The run directory.
+
+    def steps(self) -> list[int]:
+        """Return the published steps, the lowest first; local, reads the directory."""
+        return [entry.step for entry in checkpoints(self.run_dir)]
+
+    def pin(self, step: int) -> None:
+        """Keep the checkpoint of a step whatever `keep` says; collective."""
+
+        def pin() -> bytes:
+            self._keeper.run.pin(step)
+            return b""
+
+        run(self._talks.save.on_root(pin, "pin"))
+
+    # The end.
+
+    def close(self) -> None:
+        """Wait for the last save and let another job write; collective."""
+        if not self._is_open:
+            return
+        try:
+            self._watch.finish()
+            self.wait()
+        finally:
+            self._close_locally()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if self._pending is not None:
+            self._pending.abandon()
+        self._close_locally()
+
+    def _close_locally(self) -> None:
+        self._is_open = False
+        self._preemption.close()
+        if self._talks.save.rank == 0:
+            self._keeper.release()
+
+    def _stop(
+        self, step: int, metrics: Mapping[str, Any] | None, *, halted: bool
+    ) -> bool:
+        """Save once more, durably, and ask the loop to end."""
+        self.wait()
+        is_new = self._last_step != step
+        if is_new:
+            self.save(step, metrics=metrics, wait=True)
+        self.should_stop = True
+        self.exit_code = 0 if halted else REQUEUE
+        if self._talks.save.rank == 0:
+            self._keeper.run.clear_attempts()
+            why = "halted" if halted else "preempted"
+            log.warning("%s: step %d is saved, stopping", why, step)
+        return is_new
+
+    def _begin(self, call: SaveCall) -> bool:
+        pending = begin_save(
+            self._talks,
+            call,
+            progress=self._progress,
+            on_busy=self._on_busy,
+            after=self._after_publish,
+        )
+        if pending is not None:
+            self._pending = pending
+        return pending is not None
+
+    def _saved_at_once(self, call: SaveCall) -> Steps[None]:
+        talk = self._talks.save
+        memory = memory_of(self._talks.memory, self.run_dir)
+        result = yield from save_at_once(Save(talk, memory, call))
+        yield from self._after_publish(talk, result)
+
+    def _after_publish(self, talk: Conversation, result: SaveResult) -> Steps[None]:
+        """Forget attempts, since there was progress, and remove what is too old."""
+        self._keeper.good.add(result.step)
+        if talk.rank == 0:
+            self._keeper.run.clear_attempts()
+        yield from self._keeper.retain(talk)
+
+    def _become_writer(self) -> bytes:
+        self._keeper.become_writer()
+        return b""
+
+    def _save_call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
+        return SaveCall(
+            state=self._state,
+            directory=step_path(self.run_dir, step),
+            step=step,
+            metadata=self._metadata,
+            metrics=None if metrics is None else dict(metrics),
+            overwrite=False,
+            options=self._options,
+            comm=self._comm,
+            run=run_record(),
+            ran_before_s=self._ran_before_s,
+            before_publish=self._keeper.require_lease,
+            make_space=self._keeper.make_space,
+        )
+
+    def _make_call(self, **options: Any) -> MakeCall:
+        def make_call(path: Path) -> LoadCall:
+            return load_call(path, like=lambda _manifest: self._state(), **options)
+
+        return make_call
+
+    def _went_back_to(self, restored: Restored) -> Restored:
+        self.next_step = restored.step + 1
+        self._last_step = restored.step
+        self._ran_before_s = restored.manifest.wall_clock_seconds
+        self._keeper.goes_on_from = restored.step
+        self._watch.restored(restored.step)
+        return restored

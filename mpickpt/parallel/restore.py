@@ -1,0 +1,174 @@
+"""Finds the newest checkpoint that is whole and loads it: what a restart does."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpickpt.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptShardError,
+    IncompleteCheckpointError,
+    ManifestError,
+)
+from mpickpt.format.records import ShardManifest
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.load import Load, LoadCall
+from mpickpt.parallel.run_keeper import RunKeeper
+from mpickpt.parallel.waiting import Steps
+
+log = logging.getLogger(__name__)
+
+PHASE = "restore"
+
+# What is wrong with the files, so that an older checkpoint may be better. All else is
+# wrong with the call or the file system, and an older one would not mend it.
+DAMAGE = (CorruptShardError, IncompleteCheckpointError, ManifestError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a restore gave back.
+
+    Attributes
+    ----------
+    step : int
+        The step that was restored.
+    state : tree
+        As `load_sharded` returns it.
+    manifest : ShardManifest
+        Of the checkpoint.
+    path : Path
+        Its directory.
+    rejected : dict of int to str
+        Newer steps that were passed over, each with its reason.
+    """
+
+    step: int
+    state: Any
+    manifest: ShardManifest
+    path: Path
+    rejected: dict[int, str]
+
+
+MakeCall = Callable[[Path], LoadCall]
+
+
+def restore_newest(
+    talk: Conversation,
+    keeper: RunKeeper,
+    make_call: MakeCall,
+    *,
+    tag: int,
+    max_attempts: int,
+) -> Steps[Restored | None]:
+    """Load the newest checkpoint that is whole; None where there is none at all.
+
+    Parameters
+    ----------
+    talk : Conversation
+        The ranks.
+    keeper : RunKeeper
+        Of the run directory.
+    make_call : callable of Path
+        The load of one checkpoint.
+    tag : int
+        Of this load alone.
+    max_attempts : int
+        Restores without progress after which a step is passed over.
+
+    Raises
+    ------
+    CheckpointError
+        There are checkpoints, but none of them is whole.
+    """
+    rejected: dict[int, str] = {}
+    listed = yield from talk.on_root(lambda: _newest_first(keeper), PHASE)
+    failure: CheckpointError | None = None
+    for step, path, attempts in json.loads(listed):
+        if attempts >= max_attempts:
+            rejected[step] = f"restored {attempts} times without progress since"
+            continue
+        try:
+            restored = yield from restore_one(
+                talk, keeper, make_call, Path(path), tag=tag
+            )
+        except DAMAGE as error:
+            failure = error
+            rejected[step] = error.message
+            if talk.rank == 0:
+                log.warning("step %d is damaged, trying an older: %s", step, error)
+        else:
+            return Restored(
+                step=restored.step,
+                state=restored.state,
+                manifest=restored.manifest,
+                path=restored.path,
+                rejected=rejected,
+            )
+    if rejected:
+        raise _none_is_whole(keeper, rejected) from failure
+    return None
+
+
+def restore_one(
+    talk: Conversation,
+    keeper: RunKeeper,
+    make_call: MakeCall,
+    path: Path,
+    *,
+    tag: int,
+) -> Steps[Restored]:
+    """Load one checkpoint, counting the attempt; raise if it is damaged."""
+    load = Load(talk, make_call(path), tag)
+    manifest = yield from load.receive_manifest()
+
+    def note() -> bytes:
+        keeper.run.note_attempt(manifest.step)
+        return b""
+
+    yield from talk.on_root(note, PHASE)
+    state = yield from load.steps()
+    keeper.good.add(manifest.step)
+    return Restored(
+        step=manifest.step, state=state, manifest=manifest, path=path, rejected={}
+    )
+
+
+def nothing_found(run_dir: Path, *, required: bool | None) -> None:
+    """Warn that a run starts from nothing, or raise where that must be a mistake.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        `required`, or None and Slurm says that the job was started before.
+    """
+    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    if required or (required is None and requeued):
+        raise CheckpointNotFoundError(
+            f"no checkpoint in {run_dir}"
+            + (", though this job was requeued" if requeued else "")
+            + "; is the run directory mistyped? Pass required=False to start anew"
+        )
+
+
+def _newest_first(keeper: RunKeeper) -> bytes:
+    listed = [
+        (entry.step, str(entry.path), keeper.run.attempts(entry.step))
+        for entry in reversed(keeper.run.candidates())
+    ]
+    return json.dumps(listed).encode()
+
+
+def _none_is_whole(keeper: RunKeeper, rejected: dict[int, str]) -> CheckpointError:
+    reasons = "; ".join(f"step {step}: {why}" for step, why in rejected.items())
+    return IncompleteCheckpointError(
+        f"none of the {len(rejected)} checkpoints in {keeper.run.path} can be "
+        f"restored: {reasons}. Nothing was changed; restore(step) tries one of them "
+        "whatever was tried before",
+        path=str(keeper.run.path),
+    )

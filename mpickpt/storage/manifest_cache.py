@@ -1,0 +1,49 @@
+"""Remembers the manifests of a run between two looks; reads files only."""
+
+import os
+from pathlib import Path
+
+from mpickpt.errors import CheckpointError, CheckpointNotFoundError
+from mpickpt.format.naming import MANIFEST_NAME
+from mpickpt.format.records import ShardManifest
+from mpickpt.storage.catalog import read_manifest
+
+Signature = tuple[int, int, int]
+
+
+class ManifestCache:
+    """Manifests that were read and whose files are still the same.
+
+    A large one takes a second to parse, and retention asks for all at every save.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Signature, ShardManifest]] = {}
+
+    def look_up(self, directory: Path) -> tuple[ShardManifest | None, str | None]:
+        """Return a checkpoint's manifest and what is wrong with it.
+
+        One of them is None; both where no manifest is there.
+        """
+        signature = _signature(directory / MANIFEST_NAME)
+        known = self._known.pop(directory, None)
+        try:
+            if known is None or known[0] != signature:
+                manifest = read_manifest(directory)
+            else:
+                manifest = known[1]
+        except CheckpointNotFoundError:
+            return None, None
+        except CheckpointError as error:
+            return None, str(error)
+        if signature is not None:
+            self._known[directory] = signature, manifest
+        return manifest, None
+
+
+def _signature(path: Path) -> Signature | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,0 +1,211 @@
+"""Removes checkpoints and what crashes left; one process, no MPI.
+
+The manifest goes first, durably: from then on no reader takes the rest for a
+checkpoint, and a crash leaves rubbish that the next sweep takes. Only files with names
+of this library's own making are removed, so a directory that holds others stays.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from mpickpt.errors import StorageError
+from mpickpt.format.naming import (
+    MANIFEST_NAME,
+    MANIFEST_TMP_NAME,
+    TMP_SUFFIX,
+    parse_layout_name,
+    parse_receipts_name,
+    parse_shard_name,
+    parse_shard_subdirectory,
+)
+from mpickpt.storage.catalog import PathLike, step_directories
+from mpickpt.storage.commit import storage_errors, unlink_durably
+from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.run_entry import RejectedEntry
+from mpickpt.storage.small_file import names_in
+
+log = logging.getLogger(__name__)
+
+KEPT_REJECTED = 2
+
+
+def remove_checkpoint(directory: PathLike) -> bool:
+    """Remove a checkpoint, or what is left of one; tell whether its directory went.
+
+    Parameters
+    ----------
+    directory : path-like
+        Of the checkpoint; a symbolic link is refused.
+
+    Raises
+    ------
+    StorageError
+        If the file system refuses; the checkpoint may be unpublished by then.
+
+    Notes
+    -----
+    Not collective. That it is not published any more is durable when this returns.
+    """
+    path = Path(directory)
+    remove_files(unpublish(path))
+    return remove_directory_if_empty(path)
+
+
+def unpublish(directory: Path) -> list[Path]:
+    """Take the manifest away and return the files that may be removed now.
+
+    Raises
+    ------
+    StorageError
+        If the directory cannot be listed, is a symbolic link, or the manifest
+        cannot be removed.
+
+    Notes
+    -----
+    Not collective; the files may be shared out over ranks. Durable when it returns:
+    the checkpoint is not published any more.
+    """
+    if directory.is_symlink():
+        raise StorageError(
+            f"{directory} is a symbolic link: what it leads to is not removed; remove "
+            "the link itself if it should go",
+            errno=errno.ELOOP,
+            path=str(directory),
+        )
+    files = own_files(directory)
+    unlink_durably(directory / MANIFEST_NAME)
+    return files
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove files, those that are gone already included.
+
+    Raises
+    ------
+    StorageError
+        For the first that could not be removed, after all were tried.
+    """
+    failures = []
+    for path in paths:
+        try:
+            with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        except StorageError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def remove_directory_if_empty(directory: Path) -> bool:
+    """Remove a checkpoint's directories as far as they are empty.
+
+    Returns
+    -------
+    bool
+        Whether it is gone. It stays where it holds files of others.
+    """
+    for name in names_in(directory):
+        if parse_shard_subdirectory(name) is not None:
+            with contextlib.suppress(OSError):
+                (directory / name).rmdir()
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+    return not directory.exists()
+
+
+def own_files(directory: Path) -> list[Path]:
+    """Return the files in a checkpoint's directory that are this library's.
+
+    Written ones and those being written, the manifest excepted.
+    """
+    found = [directory / name for name in names_in(directory) if _is_own(name)]
+    for name in names_in(directory):
+        inner = directory / name
+        is_shard_directory = parse_shard_subdirectory(name) is not None
+        if is_shard_directory and inner.is_dir() and not inner.is_symlink():
+            found += [inner / n for n in names_in(inner) if parse_shard_name(n)]
+    return sorted(found)
+
+
+def sweep_siblings(
+    run_dir: PathLike,
+    in_flight_ids: Collection[str],
+    *,
+    sparing: Collection[Path] = (),
+) -> None:
+    """Remove what crashed saves left in a run, and all but the newest rejected ones.
+
+    Parameters
+    ----------
+    run_dir : path-like
+        The run directory.
+    in_flight_ids : collection of str
+        Ids of the saves that are being written: their directories are left alone.
+    sparing : collection of Path
+        Directories that are left alone too: of a save that has no id yet.
+
+    Notes
+    -----
+    For the holder of the lease. What the file system refuses is logged: rubbish
+    stops no run. Pinned checkpoints stay, rejected or not.
+    """
+    flying = {save_id[:8] for save_id in in_flight_ids}
+    spared = {os.path.abspath(path) for path in sparing}
+    run = RunDirectory(run_dir)
+    for found in step_directories(run_dir):
+        is_rubbish = not (found.is_published or found.is_rejected)
+        if is_rubbish and os.path.abspath(found.path) not in spared:
+            with _logged(found.path):
+                _sweep_unpublished(found.path, flying)
+    removable = [entry for entry in run.rejected() if not entry.is_pinned]
+    for entry in removable[:-KEPT_REJECTED]:
+        with _logged(entry.path):
+            remove_rejected(run, entry)
+
+
+def remove_rejected(run: RunDirectory, entry: RejectedEntry) -> bool:
+    """Remove a checkpoint that was set aside; tell whether its directory went."""
+    is_gone = remove_checkpoint(entry.path)
+    if is_gone:
+        run.forget_rejected(entry)
+    return is_gone
+
+
+def _sweep_unpublished(directory: Path, flying: Collection[str]) -> None:
+    # A network file system may go on saying that the manifest is not there for half
+    # a minute after another host published it; listing asks the server.
+    if directory.is_symlink() or MANIFEST_NAME in names_in(directory):
+        return
+    files = own_files(directory)
+    if not any(_id_of(path.name) in flying for path in files):
+        remove_files(files)
+        remove_directory_if_empty(directory)
+
+
+@contextlib.contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        log.warning("%s was not swept: %s", path, error)
+
+
+def _id_of(name: str) -> str | None:
+    shard = parse_shard_name(name)
+    if shard is not None:
+        return shard.id8
+    return parse_receipts_name(name.removesuffix(TMP_SUFFIX))
+
+
+def _is_own(name: str) -> bool:
+    stem = name.removesuffix(TMP_SUFFIX)
+    return (
+        name == MANIFEST_TMP_NAME
+        or parse_shard_name(name) is not None
+        or parse_layout_name(stem) is not None
+        or parse_receipts_name(stem) is not None
+    )

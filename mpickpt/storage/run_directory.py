@@ -1,0 +1,297 @@
+"""Keeps what may change about a run after publishing; files only, no MPI.
+
+Control files lie under `.mpickpt/` in the run directory. Each is small, replaced as a
+whole and durable, and about one checkpoint: pins, metrics that came later, attempts
+to restore, why one was rejected; and the halt file is about the run.
+"""
+
+import os
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mpickpt.format.naming import (
+    ATTEMPTS_DIRECTORY,
+    HALT_PATH,
+    METRICS_DIRECTORY,
+    PINS_DIRECTORY,
+    REJECTIONS_DIRECTORY,
+    document_name,
+    parse_step_directory,
+    rejected_directory_name,
+    step_directory_name,
+)
+from mpickpt.format.records import ShardManifest
+from mpickpt.storage.catalog import (
+    PathLike,
+    checkpoints,
+    read_manifest,
+    step_directories,
+    step_path,
+)
+from mpickpt.storage.commit import rename_durably, storage_errors, unlink_durably
+from mpickpt.storage.manifest_cache import ManifestCache
+from mpickpt.storage.run_entry import RejectedEntry, RunEntry
+from mpickpt.storage.small_file import (
+    document_of,
+    locked,
+    names_in,
+    replace_document,
+    replace_file,
+)
+
+__all__ = ["RejectedEntry", "RunDirectory", "RunEntry", "set_metrics"]
+
+
+class RunDirectory:
+    """The control files of one run.
+
+    Parameters
+    ----------
+    path : path-like
+        The run directory; it need not exist.
+
+    Notes
+    -----
+    Not collective, needs no MPI. Every change is durable when its call returns. Any
+    process may make them, except `reject`, which is for the holder of the lease.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        self._manifests = ManifestCache()
+
+    def candidates(self) -> list[RunEntry]:
+        """Return the published checkpoints in order of step.
+
+        Raises
+        ------
+        StorageError
+            If the directory cannot be listed.
+        """
+        pinned = set(names_in(self.path / PINS_DIRECTORY))
+        measured = set(names_in(self.path / METRICS_DIRECTORY))
+        entries = []
+        for found in checkpoints(self.path):
+            manifest, problem = self._manifests.look_up(found.path)
+            if manifest is None and problem is None:
+                continue  # removed since it was listed
+            is_measured = document_name(found.path.name) in measured
+            later = self._later_metrics(found.step, manifest) if is_measured else {}
+            entries.append(
+                RunEntry(
+                    step=found.step,
+                    path=found.path,
+                    manifest=manifest,
+                    metrics=(manifest.metrics if manifest else {}) | later,
+                    is_pinned=found.path.name in pinned or found.path.is_symlink(),
+                    manifest_problem=problem,
+                )
+            )
+        return entries
+
+    def pin(self, step: int) -> None:
+        """Make the checkpoint of a step stay whatever the rules say.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If none of that step is published.
+        """
+        read_manifest(step_path(self.path, step))
+        replace_file(self._pin(step_directory_name(step)), b"")
+
+    def unpin(self, step: int) -> None:
+        """Let the rules decide about a step again."""
+        _unlink(self._pin(step_directory_name(step)))
+
+    def pins(self) -> list[int]:
+        """Return the pinned steps in order."""
+        names = names_in(self.path / PINS_DIRECTORY)
+        steps = map(parse_step_directory, names)
+        return sorted(step for step in steps if step is not None)
+
+    def set_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Say by what a checkpoint is measured; see `mpickpt.set_metrics`."""
+        manifest = read_manifest(step_path(self.path, step))
+        path = self._document(METRICS_DIRECTORY, step)
+        with locked(self.path / METRICS_DIRECTORY / "lock"):
+            later = self._later_metrics(step, manifest)
+            document = {
+                "checkpoint_id": manifest.checkpoint_id,
+                "metrics": later | {str(k): _plain(v) for k, v in metrics.items()},
+            }
+            replace_document(path, document)
+
+    def halt(self, reason: str = "") -> None:
+        """Ask the run to save once more and stop."""
+        document = {"reason": reason, "at": _now()}
+        replace_document(self.path / HALT_PATH, document)
+
+    def clear_halt(self) -> None:
+        """Let the run go on when it starts again."""
+        _unlink(self.path / HALT_PATH)
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether the run was asked to stop; costs one stat."""
+        path = self.path / HALT_PATH
+        with storage_errors("look for", path):
+            return path.is_file()
+
+    @property
+    def halt_reason(self) -> str | None:
+        """Why the run was asked to stop; None where it was not."""
+        if not self.is_halted:
+            return None
+        return str((document_of(self.path / HALT_PATH) or {}).get("reason", ""))
+
+    def attempts(self, step: int) -> int:
+        """Return how often a restore of the step was begun without progress since."""
+        document = document_of(self._document(ATTEMPTS_DIRECTORY, step)) or {}
+        count = document.get("attempts", 0)
+        return count if isinstance(count, int) else 0
+
+    def note_attempt(self, step: int) -> int:
+        """Count one more attempt to restore a step and return how many it makes."""
+        count = self.attempts(step) + 1
+        path = self._document(ATTEMPTS_DIRECTORY, step)
+        replace_document(path, {"attempts": count})
+        return count
+
+    def clear_attempts(self) -> None:
+        """Forget all attempts: the run made progress."""
+        for name in names_in(self.path / ATTEMPTS_DIRECTORY):
+            _unlink(self.path / ATTEMPTS_DIRECTORY / name)
+
+    def forget_rejected(self, entry: RejectedEntry) -> None:
+        """Remove what is said about a rejected checkpoint that was removed."""
+        _unlink(self._rejection(entry.path.name))
+        _unlink(self._pin(entry.path.name))
+
+    def forget(self, step: int) -> None:
+        """Remove what is said about a step whose checkpoint was removed."""
+        for directory in (METRICS_DIRECTORY, ATTEMPTS_DIRECTORY):
+            _unlink(self._document(directory, step))
+        self.unpin(step)
+
+    def reject(self, step: int, reason: str) -> Path:
+        """Set the checkpoint of a step aside and return its new directory.
+
+        Parameters
+        ----------
+        step : int
+            A published step; afterwards it can be saved again.
+        reason : str
+            For a person who wonders.
+
+        Notes
+        -----
+        A pin goes with it. The reason is durable before the rename is.
+        """
+        source = step_path(self.path, step)
+        target = self._free_rejected_path(source, step)
+        number = 1 + max((entry.number for entry in self.rejected()), default=0)
+        replace_document(
+            self._rejection(target.name),
+            {"number": number, "reason": reason, "at": _now()},
+        )
+        if step in self.pins():
+            replace_file(self._pin(target.name), b"")
+        _unlink(self._document(ATTEMPTS_DIRECTORY, step))
+        rename_durably(source, target)
+        self.forget(step)
+        return target
+
+    def rejected(self) -> list[RejectedEntry]:
+        """Return the checkpoints that were set aside, the latest last."""
+        pinned = set(names_in(self.path / PINS_DIRECTORY))
+        entries = []
+        for found in step_directories(self.path):
+            if found.is_rejected:
+                name = found.path.name
+                document = document_of(self._rejection(name)) or {}
+                number = document.get("number")
+                entries.append(
+                    RejectedEntry(
+                        step=found.step,
+                        path=found.path,
+                        number=number if isinstance(number, int) else 0,
+                        reason=str(document.get("reason", "")),
+                        is_pinned=name in pinned or found.path.is_symlink(),
+                    )
+                )
+        return sorted(entries, key=lambda entry: (entry.number, entry.step))
+
+    def _later_metrics(
+        self, step: int, manifest: ShardManifest | None
+    ) -> dict[str, Any]:
+        document = document_of(self._document(METRICS_DIRECTORY, step)) or {}
+        # A step that was saved again is not what was measured then.
+        if manifest and document.get("checkpoint_id") != manifest.checkpoint_id:
+            return {}
+        metrics = document.get("metrics")
+        return metrics if isinstance(metrics, dict) else {}
+
+    def _free_rejected_path(self, source: Path, step: int) -> Path:
+        manifest, _ = self._manifests.look_up(source)
+        id8 = manifest.id8 if manifest else secrets.token_hex(4)
+        while True:
+            target = self.path / rejected_directory_name(step, id8)
+            if not os.path.lexists(target):
+                return target
+            id8 = secrets.token_hex(4)
+
+    def _pin(self, directory_name: str) -> Path:
+        return self.path / PINS_DIRECTORY / directory_name
+
+    def _rejection(self, directory_name: str) -> Path:
+        return self.path / REJECTIONS_DIRECTORY / document_name(directory_name)
+
+    def _document(self, directory: str, step: int) -> Path:
+        return self.path / directory / document_name(step_directory_name(step))
+
+
+def set_metrics(run_dir: PathLike, step: int, metrics: Mapping[str, Any]) -> None:
+    """Say by what a published checkpoint is measured, for `KeepBest` and `ls`.
+
+    Parameters
+    ----------
+    run_dir : path-like
+        Directory that holds the checkpoints.
+    step : int
+        The step whose checkpoint was evaluated.
+    metrics : mapping of str
+        JSON values or numpy scalars; they join, and replace, those that are there.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If no checkpoint of that step is published.
+    ValueError, TypeError
+        If JSON cannot hold a value; NaN and infinity are none of JSON.
+    StorageError
+        If the file system refuses.
+
+    Notes
+    -----
+    Not collective, needs no MPI. Several processes may do it at the same time.
+    Durable when it returns.
+    """
+    RunDirectory(run_dir).set_metrics(step, metrics)
+
+
+def _plain(value: Any) -> Any:
+    # numpy scalars, without a need for numpy here.
+    return value.item() if hasattr(value, "item") else value
+
+
+def _unlink(path: Path) -> None:
+    if os.path.lexists(path):
+        unlink_durably(path)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

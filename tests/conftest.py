@@ -1,0 +1,26 @@
+"""Common to all tests: every run starts without the user's MPICKPT settings."""
+
+import os
+
+import pytest
+
+# Ranks wait by sleeping, so the suites under mpiexec may share few cores.
+MPI_ENVIRONMENT = {
+    "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl": "self,sm",
+    "OMPI_MCA_pml": "ob1",
+}
+for name, value in MPI_ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("MPICKPT_") and not name.startswith("MPICKPT_TEST_"):
+            monkeypatch.delenv(name)

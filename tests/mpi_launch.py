@@ -1,0 +1,94 @@
+"""Starts programs under mpiexec and never waits for them without end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a program under mpiexec ended."""
+
+    returncode: int
+    output: str
+    timed_out: bool
+
+
+def pythons() -> list[str]:
+    """Return the interpreters to test under: this one, and one with another MPI."""
+    other = os.environ.get("MPICKPT_TEST_OTHER_PYTHON", "")
+    return [sys.executable, *([other] if other else [])]
+
+
+def mpiexec_of(python: str) -> str:
+    """Return the mpiexec that belongs to an interpreter's environment."""
+    beside = Path(python).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    assert found, "no mpiexec: install an MPI, or the mpich extra"
+    return found
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    size: int,
+    python: str = sys.executable,
+    environ: Mapping[str, str] | None = None,
+) -> "subprocess.Popen[str]":
+    """Start ``python arguments`` on `size` ranks, in a process group of its own."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        [mpiexec_of(python), "-n", str(size), python, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            **(environ or {}),
+        },
+        start_new_session=True,
+    )
+
+
+def finish(program: "subprocess.Popen[str]", timeout_s: float) -> Outcome:
+    """Wait for the program; kill its whole process group when it takes too long."""
+    try:
+        output, _ = program.communicate(timeout=timeout_s)
+        timed_out = False
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        kill(program)
+        output, _ = program.communicate(timeout=30)
+    return Outcome(returncode=program.returncode, output=output, timed_out=timed_out)
+
+
+def kill(program: "subprocess.Popen[str]") -> None:
+    """Kill mpiexec and every process that it started, sessions of their own too."""
+    for pid in [*_descendants(program.pid), program.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in task.read_text().split()]
+        except OSError:
+            continue
+        for child in children:
+            found += [*_descendants(child), child]
+    return found

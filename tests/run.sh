@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# The one test command: bash tests/run.sh [pytest arguments]
+#
+# Works on a bare Debian or Ubuntu machine with Python 3.11 or later. It makes .venv
+# in this clone (MPICKPT_VENV or an active virtual environment win) and
+# .venv-openmpi, then lints, then runs one pytest session, whose closing line is the
+# last line of the output. MPICKPT_TEST_OPENMPI=0 leaves Open MPI out.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,sm OMPI_MCA_pml=ob1
+
+readonly SETUP_TIMEOUT_S=1200
+readonly TESTS_TIMEOUT_S=${MPICKPT_TEST_SESSION_TIMEOUT_S:-3600}
+
+install_tools() {
+    local missing=()
+    command -v h5dump >/dev/null || missing+=(hdf5-tools)
+    command -v strace >/dev/null || missing+=(strace)
+    python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+    [ ${#missing[@]} -eq 0 ] && return
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "tests/run.sh: not root, so tests that need ${missing[*]} are skipped" >&2
+        return
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# The stamp holds the digest of pyproject.toml, so that a second run installs nothing.
+make_environment() {
+    local directory=$1 extras=$2 digest
+    [ -x "$directory/bin/python" ] || python3 -m venv "$directory"
+    digest="$(sha256sum pyproject.toml | cut -d' ' -f1) $PWD $extras"
+    if [ "$(cat "$directory/.mpickpt-stamp" 2>/dev/null)" != "$digest" ]; then
+        timeout "$SETUP_TIMEOUT_S" "$directory/bin/python" -m pip install \
+            --quiet --disable-pip-version-check --editable ".[$extras]"
+        echo "$digest" >"$directory/.mpickpt-stamp"
+    fi
+}
+
+# Each status is kept by hand: `set -e` is off in a function called before `||`.
+lint() {
+    local status=0
+    "$venv/bin/ruff" check --quiet . || status=1
+    "$venv/bin/ruff" format --check --quiet . || status=1
+    "$venv/bin/mypy" --no-error-summary || status=1
+    if ! "$venv/bin/lint-imports" >"$venv/lint-imports.log"; then
+        cat "$venv/lint-imports.log"
+        status=1
+    fi
+    return "$status"
+}
+
+venv=${MPICKPT_VENV:-${VIRTUAL_ENV:-$PWD/.venv}}
+install_tools
+make_environment "$venv" mpich,test
+if [ "${MPICKPT_TEST_OPENMPI:-1}" = 1 ]; then
+    make_environment "$PWD/.venv-openmpi" openmpi,test
+    export MPICKPT_TEST_OTHER_PYTHON="$PWD/.venv-openmpi/bin/python"
+fi
+export PATH="$venv/bin:$PATH"
+
+# A lint failure does not hide what the tests say, nor do the tests hide it.
+lint_status=0
+lint || lint_status=$?
+test_status=0
+timeout --kill-after=30 "$TESTS_TIMEOUT_S" \
+    "$venv/bin/python" -m pytest "$@" || test_status=$?
+[ "$test_status" -ne 0 ] && exit "$test_status"
+exit "$lint_status"
