@@ -164,15 +164,15 @@ def test_dataset_of_more_axes_than_hdf5_has_is_flat(tmp_path):
     )
 
 
-def test_arrays_without_elements_have_no_dataset_unless_per_rank(tmp_path):
+def test_arrays_without_elements_have_a_dataset(tmp_path):
     empty = np.zeros((0, 2))
     save_sharded({"a": Replicated(empty), "b": PerRank(empty)}, tmp_path, step=0)
 
     (shard,) = tmp_path.glob("rank*.h5")
 
     with h5py.File(shard) as file:
-        assert set(file) == {"b", "%mpickpt"}
-        assert file["b"].shape == (0, 2)
+        assert set(file) == {"a", "b", "%mpickpt"}
+        assert file["a"].shape == file["b"].shape == (0, 2)
 
 
 def test_empty_state_is_read_by_both(tmp_path):
