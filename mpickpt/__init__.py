@@ -7,6 +7,8 @@ mpi4py nor h5py, because imports by many ranks hammer a shared file system.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpickpt.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mpickpt.errors import (
         CallMismatchError,
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
     from mpickpt.storage.checkpoint_reader import open_checkpoint
     from mpickpt.storage.run_directory import set_metrics
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "mpickpt.errors": (

@@ -14,7 +14,7 @@
     ├── StateTypeError                  (TypeError)   .key
     ├── ReplicaMismatchError            (ValueError)  .key .ranks
     ├── StorageError                    (OSError)     .errno .path
-    ├── LeaseHeldError                  .path .job .host .pid
+    ├── LeaseHeldError                  .path .job .node .pid
     └── CollectiveTimeoutError          (TimeoutError) .phase .missing_ranks .outcome
 
 An error travels between ranks as a record of plain values (`to_record`,
@@ -164,14 +164,14 @@ class LeaseHeldError(CheckpointError):
     ----------
     path : str
         The run directory.
-    job, host, pid : str, str, int
+    job, node, pid : str, str, int
         Who holds the lease, as far as that can be read.
     """
 
-    attribute_names = ("path", "job", "host", "pid")
+    attribute_names = ("path", "job", "node", "pid")
     path: str | None
     job: str | None
-    host: str | None
+    node: str | None
     pid: int | None
 
 

@@ -284,14 +284,15 @@ class Load:
     def receive_manifest(self) -> Steps[ShardManifest]:
         """Return the manifest, which rank 0 alone reads."""
         where = str(self.call.directory / MANIFEST_NAME)
+        checked: list[ShardManifest] = []
 
         def read() -> bytes:
             text = read_manifest_text(self.call.directory)
-            parse_manifest(text, where=where)
+            checked.append(parse_manifest(text, where=where))
             return text
 
         text = yield from self.talk.on_root(read, "read manifest")
-        return parse_manifest(text, where=where)
+        return checked[0] if checked else parse_manifest(text, where=where)
 
     def read_indexes(
         self, manifest: ShardManifest, ranks: SavedRanks, own: Sequence[int]

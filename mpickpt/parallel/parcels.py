@@ -16,7 +16,7 @@ from mpickpt.storage.regions import bytes_of
 Array = np.ndarray[Any, Any]
 
 LARGEST_PARCEL = 2 << 20
-_SMALLEST_PARCEL = 512 << 10  # a box of `delivery.PIECE_NBYTES` and its record fit
+_SMALLEST_PARCEL = 512 << 10  # a box of `regions.PIECE_NBYTES` and its record fit
 _PARCELS_NBYTES = 48 << 20
 
 _RECORD = struct.Struct("<qqq")  # item, number of axes, bytes of elements

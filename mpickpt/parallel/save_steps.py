@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
-from mpickpt import __version__
 from mpickpt.errors import CollectiveTimeoutError, StorageError
 from mpickpt.format.naming import TMP_SUFFIX, shard_path
 from mpickpt.format.records import LayoutRecord, ShardManifest
@@ -44,6 +43,7 @@ from mpickpt.storage.commit import discard
 from mpickpt.storage.shard_draft import ShardDraft
 from mpickpt.storage.shard_image import hdf5_version
 from mpickpt.storage.stream import ShardDigest
+from mpickpt.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,21 @@ array; one that is cast, cut or sent elsewhere is handed over in small boxes.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mpickpt.format.hyperslab import Hyperslab, contiguous_pieces
-from mpickpt.storage.regions import Target, bytes_of
+from mpickpt.format.hyperslab import Hyperslab, contiguous_pieces, whole
+from mpickpt.storage.regions import PIECE_NBYTES, bytes_of
 
 Array = np.ndarray[Any, Any]
 Take = Callable[[Hyperslab, Array], None]
 
-PIECE_NBYTES = 256 << 10
+
+class Target(Protocol):
+    """Bytes that can be assigned to, slice by slice."""
+
+    def __setitem__(self, where: slice, content: memoryview, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,11 @@ class Placed:
     def stop(self) -> int:
         """First byte behind the range."""
         return self.offset + self.nbytes
+
+
+def placed_at(offset: int, array: Array) -> Placed:
+    """Return the bytes of a part, going to a writable array of its dtype and shape."""
+    return Placed(offset=offset, nbytes=array.nbytes, target=target_of(array))
 
 
 class Delivery:
@@ -144,3 +153,11 @@ def placing(target: Array, box: Hyperslab) -> Take:
             target[common.relative_to(box).slices()] = part
 
     return take
+
+
+def target_of(array: Array) -> Target:
+    """Return what takes the bytes of an array as they are read, in order."""
+    if array.flags.c_contiguous:
+        return bytes_of(array)
+    box = whole(array.shape)
+    return InBoxes(box, array.dtype, placing(array, box))

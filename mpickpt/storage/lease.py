@@ -270,6 +270,6 @@ def _held(run_dir: Path, claim: Claim, how: str) -> LeaseHeldError:
         "that job ends, stop it, or use another run directory",
         path=str(run_dir),
         job=holder.job,
-        host=holder.host,
+        node=holder.host,
         pid=holder.pid,
     )

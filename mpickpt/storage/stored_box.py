@@ -12,8 +12,13 @@ from mpickpt.format.dtypes import dtype_name, parse_dtype
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.format.index import IndexArray, StoredPart
 from mpickpt.storage.checks import BlockCrc32, Check, NoCheck, Span, WholeFileSha256
-from mpickpt.storage.delivery import Delivery, InBoxes, Placed, placing
-from mpickpt.storage.regions import target_of
+from mpickpt.storage.delivery import (
+    Delivery,
+    InBoxes,
+    Placed,
+    placing,
+    target_of,
+)
 from mpickpt.storage.shard_reader import ShardReader
 
 Array = np.ndarray[Any, Any]

@@ -25,7 +25,6 @@ from mpickpt.storage.commit import sync_file
 from mpickpt.storage.outflow import CHUNK_NBYTES, Outflow, stop_if
 from mpickpt.storage.regions import (
     Array,
-    Scatter,
     bytes_after_table,
     pieces_of,
     regions_before_table,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockCrc32",
     "NoCheck",
-    "Scatter",
     "ShardDigest",
     "WholeFileSha256",
     "read_shard",

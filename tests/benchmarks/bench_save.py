@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -29,24 +30,11 @@ import h5py
 import numpy as np
 from mpi4py import MPI
 
+from mpickpt import Sharded, load_sharded, save_sharded
 from mpickpt.format.digest import crc32
-from mpickpt.storage.commit import publish
-from mpickpt.storage.filesystem import default_direct_io
-from mpickpt.storage.shard_image import PartSpec, ShardImage, build_image
-from mpickpt.storage.stream import (
-    BlockCrc32,
-    Check,
-    Scatter,
-    ShardDigest,
-    WholeFileSha256,
-    read_shard,
-    read_verified,
-    write_shard,
-)
 
 MIB = 1 << 20
 CHUNK_NBYTES = 256 << 10
-INDEX = b"{}".ljust(4096)
 RAW_WAYS = tuple(product((1, 4, 8), (1, 4), (True, False)))
 Way = Callable[[], None]
 
@@ -68,6 +56,21 @@ class Bench:
     def path(self, name: str) -> Path:
         """Return this rank's file of that name."""
         return self.directory / f"{name}-{self.comm.rank}.h5"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the directory of the library's checkpoint."""
+        return self.directory / "checkpoint"
+
+    @property
+    def shard(self) -> Path:
+        """Return this rank's shard in it."""
+        (shard,) = self.checkpoint.glob(f"rank{self.comm.rank:05d}-*.h5")
+        return shard
+
+    def state(self) -> dict[str, Sharded]:
+        """Return the state tree that the library saves."""
+        return {name: Sharded.block(array) for name, array in self.arrays.items()}
 
     def measure(self, name: str, way: Way) -> None:
         """Time one way on all ranks at once."""
@@ -191,7 +194,7 @@ def raw_write(
 def raw_read(bench: Bench, mib: int, in_flight: int, direct: bool) -> None:
     """Read a rank's file with pread alone."""
     flags = os.O_RDONLY | (os.O_DIRECT if direct else 0)
-    descriptor = os.open(bench.path("mpickpt"), flags)
+    descriptor = os.open(bench.shard, flags)
     buffers = [mmap.mmap(-1, mib * MIB) for _ in range(in_flight)]
 
     def read(offset: int) -> None:
@@ -246,47 +249,13 @@ def copy_and_digest(bench: Bench) -> None:
 
 
 def save_with_library(bench: Bench) -> None:
-    """Save as the library does."""
-    tmp, final = bench.path("tmp"), bench.path("mpickpt")
-    digest = write_shard(
-        tmp,
-        image_of(bench),
-        INDEX,
-        list(bench.arrays.values()),
-        direct=default_direct_io(bench.directory),
-    )
-    publish(tmp, final)
-    digests[bench.comm.rank] = digest
-
-
-digests: dict[int, ShardDigest] = {}
-
-
-def image_of(bench: Bench) -> ShardImage:
-    """Lay out the rank's shard."""
-    parts = [
-        PartSpec(name=name, dtype=array.dtype, shape=array.shape)
-        for name, array in bench.arrays.items()
-    ]
-    return build_image(parts, lambda offsets: len(INDEX))
+    """Save as a program does: durable, digested, agreed on and published."""
+    save_sharded(bench.state(), bench.checkpoint, step=0, comm=bench.comm)
 
 
 def read_with_library(bench: Bench, verify: str) -> None:
-    """Load into arrays of the state's shapes, in place."""
-    image, digest = image_of(bench), digests[bench.comm.rank]
-    path = bench.path("mpickpt")
-    check: Check = WholeFileSha256(digest.sha256)
-    if verify == "crc32":
-        place = (image.table_offset, image.table_nbytes)
-        check = BlockCrc32(place[0], read_verified(path, *place, digest.crc32))
-    read_shard(
-        path,
-        nbytes=digest.nbytes,
-        spans=[(0, digest.nbytes)],
-        check=check,
-        deliver=Scatter([*zip(image.part_offsets, bench.arrays.values(), strict=True)]),
-        direct=default_direct_io(path),
-    )
+    """Load into the state's arrays, in place."""
+    load_sharded(bench.checkpoint, comm=bench.comm, like=bench.state(), verify=verify)
 
 
 def save_with_h5py(bench: Bench) -> None:
@@ -327,14 +296,18 @@ def sync(path: Path) -> None:
 
 def remove_files(bench: Bench) -> None:
     """Remove the rank's files and let the disk finish with them."""
+    bench.barrier()
     for path in bench.directory.glob(f"*-{bench.comm.rank}.h5"):
         path.unlink()
+    if bench.comm.rank == 0:
+        shutil.rmtree(bench.checkpoint, ignore_errors=True)
     os.sync()
+    bench.barrier()
 
 
 def forget_pages(bench: Bench) -> None:
-    """Drop the rank's file from the page cache."""
-    descriptor = os.open(bench.path("mpickpt"), os.O_RDONLY)
+    """Drop the rank's shard from the page cache."""
+    descriptor = os.open(bench.shard, os.O_RDONLY)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 

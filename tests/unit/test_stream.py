@@ -22,12 +22,12 @@ from mpickpt.errors import (
     StorageError,
 )
 from mpickpt.format.digest import BLOCK_NBYTES
+from mpickpt.storage.delivery import Delivery, placed_at
 from mpickpt.storage.ring import Ring
 from mpickpt.storage.shard_image import PartSpec, build_image
 from mpickpt.storage.stream import (
     BlockCrc32,
     NoCheck,
-    Scatter,
     WholeFileSha256,
     read_shard,
     read_verified,
@@ -82,7 +82,9 @@ class Shard:
             nbytes=self.image.nbytes,
             spans=spans or [(0, self.image.nbytes)],
             check=check,
-            deliver=Scatter([pair for pair in placed if pair[0] is not None]),
+            deliver=Delivery(
+                [placed_at(*pair) for pair in placed if pair[0] is not None]
+            ),
             direct=direct,
             **options,
         )
@@ -602,7 +604,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from mpickpt.storage.shard_image import PartSpec, build_image
-from mpickpt.storage.stream import NoCheck, Scatter, read_shard, write_shard
+from mpickpt.storage.delivery import Delivery, placed_at
+from mpickpt.storage.stream import NoCheck, read_shard, write_shard
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -615,7 +618,7 @@ image = build_image([spec], lambda offsets: 2)
 before = peak()
 write_shard(path, image, b"{}", [array], direct=True)
 read_shard(path, nbytes=image.nbytes, spans=[(0, image.nbytes)], check=NoCheck(),
-           deliver=Scatter([(image.part_offsets[0], array)]), direct=True)
+           deliver=Delivery([placed_at(image.part_offsets[0], array)]), direct=True)
 print((peak() - before) // 1024)
 """
 
@@ -637,7 +640,7 @@ def test_scatter_puts_every_byte_in_its_place(sizes, cuts):
     arrays = [np.zeros(size, "u1") for size in sizes]
     offsets = np.cumsum([3, *(size + 2 for size in sizes)])[:-1]
     content = np.arange(3 + sum(sizes) + 2 * len(sizes), dtype="u1")
-    scatter = Scatter(list(zip(map(int, offsets), arrays, strict=True)))
+    scatter = Delivery(list(map(placed_at, map(int, offsets), arrays)))
 
     bounds = [0, *np.cumsum(cuts).tolist(), len(content)]
     bounds = sorted({min(bound, len(content)) for bound in bounds})
