@@ -13,7 +13,8 @@ from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab, whole
 from mpickpt.format.records import INT_MAX
-from mpickpt.format.tree import Node, decode_tree, encode_tree
+from mpickpt.format.tree import Node
+from mpickpt.format.tree_json import decode_tree, encode_tree
 
 SCHEMA_VERSION = 1
 KINDS = ("sharded", "replicated", "per_rank")

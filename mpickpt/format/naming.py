@@ -171,12 +171,6 @@ def is_own_file(name: str) -> bool:
     )
 
 
-def is_shard_subdirectory(name: str) -> bool:
-    """Tell whether `shard_subdirectories` builds such a name."""
-    number = name.removeprefix("ranks")
-    return number.isdecimal() and name == _subdirectory(int(number))
-
-
 def document_name(directory_name: str) -> str:
     """Return the name of the control file about a checkpoint's directory."""
     return f"{directory_name}.json"

@@ -25,9 +25,8 @@ from mpickpt.format.tree import (
     SavedLeaf,
     ScopeNode,
     VariesNode,
-    decode_tree,
-    encode_tree,
 )
+from mpickpt.format.tree_json import decode_tree, encode_tree
 from mpickpt.planning.tree_walk import below, leaves, transform
 
 

@@ -6,7 +6,6 @@ Every rank calls `write_shard_file`; one of them, the root, calls the others.
 import contextlib
 import errno
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from mpickpt.errors import (
 from mpickpt.format.manifest import dump_manifest
 from mpickpt.format.naming import (
     TMP_SUFFIX,
-    is_own_file,
-    is_shard_subdirectory,
     layout_name,
     parse_shard_name,
     receipts_name,
@@ -40,6 +37,7 @@ from mpickpt.storage.commit import (
     sync_directory,
 )
 from mpickpt.storage.filesystem import default_direct_io, free_nbytes
+from mpickpt.storage.removal import own_files
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_image import build_image
 from mpickpt.storage.staging import StagedShard
@@ -231,7 +229,7 @@ def sweep(directory: Path) -> None:
         kept |= {manifest.layout.path} if manifest.layout else set()
         kept.add(receipts_name(manifest.checkpoint_id))
     emptied = set()
-    for path in _own_files(directory):
+    for path in own_files(directory):
         if str(path.relative_to(directory)) not in kept:
             discard(path)
             emptied.add(path.parent)
@@ -270,21 +268,6 @@ def _refuse_published(directory: Path, *, overwrite: bool) -> None:
         )
 
 
-def _own_files(directory: Path) -> list[Path]:
-    """Return the files in a checkpoint's directory that this library may remove."""
-    found = []
-    with storage_errors("list", directory):
-        for entry in os.scandir(directory):
-            if entry.is_dir(follow_symlinks=False):
-                if is_shard_subdirectory(entry.name):
-                    found += [
-                        p for p in Path(entry.path).iterdir() if is_own_file(p.name)
-                    ]
-            elif is_own_file(entry.name):
-                found.append(Path(entry.path))
-    return found
-
-
 def _require_room(directory: Path, nbytes: int) -> None:
     free = free_nbytes(directory)
     if free < nbytes:
@@ -299,7 +282,7 @@ def _require_room(directory: Path, nbytes: int) -> None:
 def _new_id(directory: Path) -> str:
     taken = {
         name.id8
-        for name in (parse_shard_name(path.name) for path in _own_files(directory))
+        for name in (parse_shard_name(path.name) for path in own_files(directory))
         if name is not None
     }
     while True:

@@ -15,9 +15,8 @@ from pathlib import Path
 from mpickpt.errors import StorageError
 from mpickpt.format.naming import (
     MANIFEST_NAME,
-    MANIFEST_TMP_NAME,
     TMP_SUFFIX,
-    parse_layout_name,
+    is_own_file,
     parse_receipts_name,
     parse_shard_name,
     parse_shard_subdirectory,
@@ -122,7 +121,7 @@ def own_files(directory: Path) -> list[Path]:
 
     Written ones and those being written, the manifest excepted.
     """
-    found = [directory / name for name in names_in(directory) if _is_own(name)]
+    found = [directory / name for name in names_in(directory) if is_own_file(name)]
     for name in names_in(directory):
         inner = directory / name
         is_shard_directory = parse_shard_subdirectory(name) is not None
@@ -199,13 +198,3 @@ def _id_of(name: str) -> str | None:
     if shard is not None:
         return shard.id8
     return parse_receipts_name(name.removesuffix(TMP_SUFFIX))
-
-
-def _is_own(name: str) -> bool:
-    stem = name.removesuffix(TMP_SUFFIX)
-    return (
-        name == MANIFEST_TMP_NAME
-        or parse_shard_name(name) is not None
-        or parse_layout_name(stem) is not None
-        or parse_receipts_name(stem) is not None
-    )

@@ -11,8 +11,16 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
+from mpickpt.storage.shard_file import DIRECT_ALIGNMENT
+
 Transfer = Callable[[memoryview, int], None]
 
+MAX_BLOCK_NBYTES = 16 << 20
+
+# With blocks of 2 MiB the ring stays in the last-level cache; measured, 32 MiB cost
+# a tenth of the speed.
+_RING_NBYTES = 32 << 20
+_MAX_DEPTH = 4
 _HUGE_PAGE_NBYTES = 2 << 20
 
 
@@ -101,6 +109,22 @@ class Ring:
             except BaseException as error:
                 self._failure = self._failure or error
             self._ended[slot].put(None)
+
+
+def ring_of(transfer: Transfer, block_nbytes: int, in_flight: int) -> Ring:
+    """Return a ring of bounded memory with up to `in_flight` transfers at a time."""
+    if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % DIRECT_ALIGNMENT:
+        raise ValueError(
+            f"block_nbytes must be a multiple of {DIRECT_ALIGNMENT} up to "
+            f"{MAX_BLOCK_NBYTES}, not {block_nbytes}"
+        )
+    depth = max(2, min(_MAX_DEPTH, _RING_NBYTES // block_nbytes))
+    return Ring(
+        transfer,
+        block_nbytes=block_nbytes,
+        depth=depth,
+        in_flight=min(in_flight, depth - 1),
+    )
 
 
 def _aligned_buffers(block_nbytes: int, count: int) -> list[memoryview]:

@@ -29,7 +29,7 @@ from mpickpt.storage.regions import (
     pieces_of,
     regions_before_table,
 )
-from mpickpt.storage.ring import Ring, Transfer
+from mpickpt.storage.ring import ring_of
 from mpickpt.storage.shard_file import (
     DIRECT_ALIGNMENT,
     new_shard_file,
@@ -55,12 +55,7 @@ __all__ = [
 Deliver = Callable[[int, memoryview], None]
 
 DEFAULT_BLOCK_NBYTES = 2 << 20
-MAX_BLOCK_NBYTES = 16 << 20
 
-# With blocks of 2 MiB the ring stays in the last-level cache; measured, 32 MiB cost
-# a tenth of the speed.
-_RING_NBYTES = 32 << 20
-_MAX_DEPTH = 4
 # A direct write that makes the file longer holds its lock: a third one would only
 # spin for it. Reads share the lock.
 _WRITES_IN_FLIGHT = 2
@@ -141,7 +136,7 @@ def write_shard(
     """
     begin = perf_counter()
     with new_shard_file(path, nbytes=image.nbytes, direct=direct) as file:
-        with _ring(file.write_at, block_nbytes, _WRITES_IN_FLIGHT) as ring:
+        with ring_of(file.write_at, block_nbytes, _WRITES_IN_FLIGHT) as ring:
             outflow = Outflow(file, ring, block_nbytes, cancelled)
             for offset, content in regions_before_table(image, index, parts):
                 outflow.pad_to(offset)
@@ -215,7 +210,7 @@ def read_shard(
     verifier = check.begin(path, nbytes, spans)
     with (
         open_shard_file(path, nbytes=nbytes, direct=direct) as file,
-        _ring(file.read_at, block_nbytes, _READS_IN_FLIGHT) as ring,
+        ring_of(file.read_at, block_nbytes, _READS_IN_FLIGHT) as ring,
     ):
         for turn, read in enumerate(reads[: ring.depth]):
             ring.start(turn, read.offset, read.nbytes)
@@ -287,21 +282,6 @@ def _plan_reads(spans: Sequence[Span], block_nbytes: int) -> list[_Read]:
             reads.append(_Read(offset, nbytes, start, stop))
             start = stop
     return reads
-
-
-def _ring(transfer: Transfer, block_nbytes: int, in_flight: int) -> Ring:
-    if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % DIRECT_ALIGNMENT:
-        raise ValueError(
-            f"block_nbytes must be a multiple of {DIRECT_ALIGNMENT} up to "
-            f"{MAX_BLOCK_NBYTES}, not {block_nbytes}"
-        )
-    depth = max(2, min(_MAX_DEPTH, _RING_NBYTES // block_nbytes))
-    return Ring(
-        transfer,
-        block_nbytes=block_nbytes,
-        depth=depth,
-        in_flight=min(in_flight, depth - 1),
-    )
 
 
 def table_of(tail: bytes) -> bytes:

@@ -67,5 +67,21 @@ def forge_index(
     forge_manifest(path, change_record)
 
 
+def forge_layout(path: Path, change: Callable[[Document], Any]) -> None:
+    """Change the document of the layout file, and its digests in the manifest."""
+    record = json.loads((path / "manifest.json").read_bytes())["layout"]
+    offset, nbytes, _ = record["payload"]
+    content = (path / record["path"]).read_bytes()
+    document = json.loads(content[offset : offset + nbytes])
+    text = json.dumps(change(document) or document).encode()
+    (path / record["path"]).write_bytes(text)
+    record |= {
+        "nbytes": len(text),
+        "payload": [0, len(text), crc32_hex(crc32(text))],
+        "sha256": hashlib.sha256(text).hexdigest(),
+    }
+    forge_manifest(path, lambda manifest: manifest.update(layout=record))
+
+
 def _table_after(nbytes: int) -> list[int]:
     return [nbytes, 4 * len(shard_blocks(nbytes, 0, nbytes))]

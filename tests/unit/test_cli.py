@@ -35,6 +35,8 @@ def checkpoint(run_dir):
 
 def test_ls_lists_what_is_there_in_order_of_step(run_dir, capsys):
     (run_dir / "step-0000000020").mkdir()
+    (run_dir / "step-0000000021").mkdir()
+    os.utime(run_dir / "step-0000000021", (1e9, 1e9))
     shutil.copytree(
         mpickpt.step_path(run_dir, 7), run_dir / "step-0000000008.rejected-0123abcd"
     )
@@ -48,14 +50,17 @@ def test_ls_lists_what_is_there_in_order_of_step(run_dir, capsys):
     status, out, _ = run(capsys, "ls", run_dir)
 
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["step", "age", "size", "ranks", "state", "directory"]
-    assert [(row[0], row[-2]) for row in rows[1:]] == [
-        ("7", "complete"),
+    assert " ".join(rows[0]) == (
+        "step age size ranks state pinned metrics tier directory"
+    )
+    assert [(row[0], row[-5]) for row in rows[1:]] == [
+        ("7", "whole"),
         ("8", "rejected"),
-        ("9", "incomplete"),
+        ("9", "damaged"),
         ("10", "damaged"),
-        ("12", "complete"),
-        ("20", "unpublished"),
+        ("12", "whole"),
+        ("20", "saving"),
+        ("21", "unfinished"),
     ]
     assert status == 0
 

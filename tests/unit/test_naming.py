@@ -40,6 +40,24 @@ def test_rejected_directory_parses_back():
 
 
 @pytest.mark.parametrize(
+    "directory", ["step-0000001300", "step-0000001300.rejected-7c01aa42"]
+)
+def test_document_about_a_checkpoint_parses_back(directory):
+    assert naming.parse_document_name(naming.document_name(directory)) == directory
+    assert naming.parse_document_name(directory) is None
+    assert naming.parse_document_name(f"{directory}.json.1f.tmp") is None
+    assert naming.parse_document_name("step-1.json") is None
+
+
+def test_lease_and_sub_directory_parse_back():
+    assert naming.parse_lease_name(naming.lease_name(7)) == 7
+    assert naming.parse_lease_name("7.json") is None
+    names = naming.shard_subdirectories(2001)
+    assert list(map(naming.parse_shard_subdirectory, names)) == [0, 1, 2]
+    assert naming.parse_shard_subdirectory("ranks1") is None
+
+
+@pytest.mark.parametrize(
     ("rank", "world_size", "path"),
     [
         (3, 4, "rank00003-3f2a91c0.h5"),

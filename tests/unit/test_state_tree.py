@@ -17,6 +17,7 @@ from mpickpt import (
     load_sharded,
     save_sharded,
 )
+from mpickpt.format.tree import MAX_DEPTH
 from tests.states import (
     arrays_in,
     image_of,
@@ -232,15 +233,16 @@ def test_dict_subclasses_come_back_as_dicts(tmp_path):
     assert list(loaded["ordered"]) == ["b", "a"]
 
 
-def test_deep_state_comes_back(tmp_path):
+@pytest.mark.parametrize("key", ["d", 1, "$d", None])
+def test_deep_state_comes_back(tmp_path, key):
     state: Any = np.arange(3)
-    for level in range(190):
-        state = {"d": state} if level % 2 else [state]
+    for _ in range(MAX_DEPTH):
+        state = [state] if key is None else {key: state}
 
     loaded = reloaded(state, tmp_path / "c")
 
-    for level in reversed(range(190)):
-        loaded = loaded["d"] if level % 2 else loaded[0]
+    for _ in range(MAX_DEPTH):
+        loaded = loaded[0 if key is None else key]
     assert loaded.tolist() == [0, 1, 2]
 
 
