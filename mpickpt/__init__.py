@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from mpickpt.parallel.load import load_sharded
     from mpickpt.parallel.manager import CheckpointManager
     from mpickpt.parallel.options import SaveOptions, SaveResult
-    from mpickpt.parallel.pending import PendingSave, save_sharded_async
+    from mpickpt.parallel.pending import save_sharded_async
+    from mpickpt.parallel.pending_save import PendingSave
     from mpickpt.parallel.preemption import Preemption
     from mpickpt.parallel.restore import Restored
     from mpickpt.parallel.save import save_sharded
@@ -62,7 +63,8 @@ _HOMES = {
     "mpickpt.parallel.load": ("load_sharded",),
     "mpickpt.parallel.manager": ("CheckpointManager",),
     "mpickpt.parallel.options": ("SaveOptions", "SaveResult"),
-    "mpickpt.parallel.pending": ("PendingSave", "save_sharded_async"),
+    "mpickpt.parallel.pending": ("save_sharded_async",),
+    "mpickpt.parallel.pending_save": ("PendingSave",),
     "mpickpt.parallel.preemption": ("Preemption",),
     "mpickpt.parallel.restore": ("Restored",),
     "mpickpt.parallel.save": ("save_sharded",),

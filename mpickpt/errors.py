@@ -69,7 +69,8 @@ class CheckpointError(Exception):
             return self.message
         others = sorted(set(self.failures) - {self.rank})
         also = f"; also failed: ranks {_shortened(others)}" if others else ""
-        return f"[rank {self.rank} on {self.host}{also}] {self.message}"
+        where = f" on {self.host}" if self.host else ""
+        return f"[rank {self.rank}{where}{also}] {self.message}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self._attributes())

@@ -20,6 +20,8 @@ ERRORS_RETURN = "errors return"
 IDENT = 0
 UNEQUAL = 3
 COMM_WORLD = None
+MAX = "max"
+THREAD_FUNNELED, THREAD_MULTIPLE = 1, 3
 
 
 class Exception(RuntimeError):
@@ -28,6 +30,10 @@ class Exception(RuntimeError):
 
 def Is_finalized() -> bool:
     return False
+
+
+def Query_thread() -> int:
+    return THREAD_MULTIPLE
 
 
 def run_ranks(
@@ -220,6 +226,15 @@ class Comm:
     def Iallgather(self, record: Any, incoming: Any) -> _Request:
         call = self._post(_copy(record))
         return _Request(lambda: call.complete, lambda: _fill(incoming, _joined(call)))
+
+    def Iallreduce(self, own: Any, largest: Any, op: Any) -> _Request:
+        assert op == MAX
+        call = self._post(own.copy())
+
+        def finish() -> None:
+            largest[:] = np.max(list(call.brought.values()), axis=0)
+
+        return _Request(lambda: call.complete, finish)
 
     def Ibcast(self, view: Any, root: int) -> _Request:
         call = self._post(_copy(view) if self._rank == root else None)

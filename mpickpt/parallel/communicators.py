@@ -92,6 +92,11 @@ def mpi_of(comm: Any) -> Any:
     """
     for cls in type(comm).__mro__:
         if cls.__name__ == "Comm":
+            if not comm:
+                raise TypeError(
+                    "comm is COMM_NULL: it was freed, or this rank is not in it; pass "
+                    "one that this rank belongs to, or do not call here"
+                )
             if comm.Is_inter():
                 raise TypeError(
                     "comm is an intercommunicator; pass an intracommunicator"

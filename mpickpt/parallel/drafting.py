@@ -1,11 +1,45 @@
 """Drafts one rank's shard from its described state, keeping what does not change."""
 
+from dataclasses import dataclass, replace
+
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import whole
 from mpickpt.parallel.describe import Description, SaveMemory, written_parts
 from mpickpt.parallel.layout_exchange import Resolved
-from mpickpt.planning.flatten import HeldLeaf
+from mpickpt.planning.flatten import FlatState, HeldLeaf
 from mpickpt.storage.shard_draft import DraftArray, ShardDraft, draft_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What the first half of a save gives to the second.
+
+    Attributes
+    ----------
+    description : Description
+        The state and its agreed layout.
+    draft : ShardDraft
+        This rank's shard.
+    numel : int
+        Elements of sharded arrays in it.
+    """
+
+    description: Description
+    draft: ShardDraft
+    numel: int
+
+    def without_arrays(self) -> "Drafted":
+        """Return what is left to know once the arrays were copied.
+
+        So that the program's own arrays, where it makes new ones at each step, live
+        no longer for being saved.
+        """
+        flat = FlatState(self.description.flat.tree, ())
+        return replace(
+            self,
+            description=replace(self.description, flat=flat),
+            draft=replace(self.draft, parts=()),
+        )
 
 
 def draft(

@@ -3,11 +3,6 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import (
@@ -21,6 +16,7 @@ from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.communicators import conversations_of
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.fetch import Fetch
+from mpickpt.parallel.load_call import LoadCall, load_call
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.match import Matched, Matching, MatchOptions
 from mpickpt.parallel.saved_ranks import SavedRanks
@@ -29,7 +25,6 @@ from mpickpt.planning.flatten import FlatState, flatten
 from mpickpt.planning.live import live_state
 from mpickpt.planning.load_plan import assign_shards
 from mpickpt.planning.rename import renamed
-from mpickpt.planning.wants import Rules
 from mpickpt.state import AsSaved
 from mpickpt.storage.catalog import read_manifest_text
 from mpickpt.storage.layout_file import verify_layout
@@ -37,7 +32,6 @@ from mpickpt.storage.shard_reader import is_vanished
 
 log = logging.getLogger(__name__)
 
-VERIFY = ("sha256", "crc32", "none")
 _MOST_ATTEMPTS = 3
 _N_TAGS = 10_000
 
@@ -137,76 +131,6 @@ def next_tag(memory: dict[str, Any]) -> int:
     tag: int = (memory.get("loads", 0) + 1) % _N_TAGS
     memory["loads"] = tag
     return tag
-
-
-def load_call(
-    path: str | os.PathLike[str],
-    *,
-    like: Any = None,
-    expected_world_size: int | None = None,
-    reshard: bool = False,
-    verify: str | None = None,
-    only: Sequence[str] | None = None,
-    rename: Mapping[str, str] | None = None,
-    missing: str = "error",
-    unexpected: str = "error",
-    cast: bool = False,
-) -> "LoadCall":
-    """Return the arguments of one load; see `load_sharded`."""
-    return LoadCall(
-        directory=Path(os.path.abspath(path)),
-        like=like,
-        expected_world_size=expected_world_size,
-        reshard=reshard,
-        verify=verify or os.environ.get("MPICKPT_VERIFY") or "sha256",
-        only=only if only is None else tuple(only),
-        rename=dict(rename or {}),
-        missing=missing,
-        unexpected=unexpected,
-        cast=cast,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCall:
-    """The arguments of one load."""
-
-    directory: Path
-    like: Any
-    expected_world_size: int | None
-    reshard: bool
-    verify: str
-    only: tuple[str, ...] | None
-    rename: dict[str, str]
-    missing: str
-    unexpected: str
-    cast: bool
-
-    def check(self) -> None:
-        """Raise unless the arguments are among those that are known."""
-        for name, known in (
-            ("verify", VERIFY),
-            ("missing", ("error", "keep")),
-            ("unexpected", ("error", "ignore")),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; expected one of {known}")
-
-    def packed(self) -> bytes:
-        """Return what must be the same on all ranks."""
-        text = repr((str(self.directory), self.reshard, self.verify, self.rename))
-        return sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-    def rules(self) -> Rules:
-        """Return the ways out that were chosen."""
-        only = self.only
-
-        @cache
-        def selected(key: str) -> bool:
-            return only is None or any(_fits(key, pattern) for pattern in only)
-
-        return Rules(selected, self.missing == "keep", self.cast)
 
 
 class Load:
@@ -364,7 +288,3 @@ class Load:
             ),
         )
         return (yield from matching.steps())
-
-
-def _fits(key: str, pattern: str) -> bool:
-    return fnmatchcase(key, pattern) or key.startswith(pattern.rstrip("/") + "/")

@@ -2,42 +2,30 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mpickpt.parallel.communicators import conversations_of
-from mpickpt.parallel.conversation import Conversation
-from mpickpt.parallel.describe import memory_of
-from mpickpt.parallel.load import LoadCall, load_call, next_tag
 from mpickpt.parallel.logs import log_as_asked
-from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.options import SaveOptions
 from mpickpt.parallel.pending import (
     OnBusy,
-    PendingSave,
     Progress,
-    begin_save,
+    known_on_busy,
     resolved_progress,
 )
 from mpickpt.parallel.preemption import Preemption
-from mpickpt.parallel.restore import (
-    MakeCall,
-    Restored,
-    nothing_found,
-    restore_newest,
-    restore_one,
-)
-from mpickpt.parallel.run_keeper import RunKeeper, run_record
-from mpickpt.parallel.save import save_at_once
-from mpickpt.parallel.save_call import SaveCall
-from mpickpt.parallel.save_steps import Save
-from mpickpt.parallel.waiting import Steps, run
+from mpickpt.parallel.restore import Restored
+from mpickpt.parallel.run_keeper import RunKeeper
+from mpickpt.parallel.run_restorer import RunRestorer
+from mpickpt.parallel.run_saver import RunSaver
+from mpickpt.parallel.waiting import run
 from mpickpt.parallel.watch import Watch
 from mpickpt.planning.interval import Trigger
 from mpickpt.planning.retention import KeepPolicy, parse_keep
-from mpickpt.storage.catalog import checkpoints, step_path
+from mpickpt.storage.catalog import checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -114,23 +102,32 @@ class CheckpointManager:
         self.next_step = 0
         self.should_stop = False
         self.exit_code = 0
-        self._comm = comm
-        self._state = state
         self._asynchronous = asynchronous
-        self._progress = resolved_progress(progress, comm)
-        self._on_busy = on_busy
-        self._options = options or SaveOptions()
-        self._metadata = metadata
-        self._max_attempts = max_attempts
-        self._talks = conversations_of(comm, self._options.timeout_s)
+        if when is not None and not isinstance(when, Trigger):
+            raise TypeError(
+                f"when={when!r}: expected EverySteps, EveryMinutes or YoungDaly, "
+                "joined by |, or None"
+            )
+        options = options or SaveOptions()
+        self._talks = conversations_of(comm, options.timeout_s)
         rules = None if keep is None else parse_keep(keep)
         self._keeper = RunKeeper(self.run_dir, rules)
+        self._saver = RunSaver(
+            comm,
+            self._talks,
+            self._keeper,
+            state=state,
+            progress=resolved_progress(progress, comm),
+            on_busy=known_on_busy(on_busy),
+            options=options,
+            metadata=metadata,
+        )
+        self._restorer = RunRestorer(
+            self._talks, self._keeper, state=state, max_attempts=max_attempts
+        )
         self._preemption = preemption or Preemption()
         self._preemption.open()
         self._watch = Watch(self._talks.step, when, self._preemption, self._keeper.run)
-        self._pending: PendingSave | None = None
-        self._last_step: int | None = None
-        self._ran_before_s = 0.0
         self._is_open = True
 
     # Restoring.
@@ -167,25 +164,20 @@ class CheckpointManager:
         Notes
         -----
         Collective. A damaged checkpoint is passed over, and so is one that was
-        restored `max_attempts` times without a save since. What was passed over is
-        set aside as ``step-….rejected-…`` before this returns, so that those steps
-        can be saved again.
+        restored by `max_attempts` programs, none of which saved since or came to
+        `close`. What was passed over is set aside as ``step-….rejected-…`` before
+        this returns, so that those steps can be saved again. While another job
+        writes in the run directory, nothing is counted and nothing is set aside.
         """
-        make_call = self._make_call(verify=verify, reshard=reshard, **options)
-        talk, tag = self._talks.load, next_tag(self._talks.memory)
-        restored = run(
-            restore_newest(
-                talk, self._keeper, make_call, tag=tag, max_attempts=self._max_attempts
-            )
+        self.wait()
+        restored = self._restorer.newest(
+            required, verify=verify, reshard=reshard, **options
         )
         if restored is None:
-            nothing_found(self.run_dir, required=required)
-            if talk.rank == 0:
-                log.warning("no checkpoint in %s: starting anew", self.run_dir)
             return None
         self._went_back_to(restored)
-        if restored.rejected:
-            run(talk.on_root(lambda: self._keeper.reject(restored.rejected), "reject"))
+        rejected, talk = restored.rejected, self._talks.load
+        run(talk.on_root(lambda: self._keeper.reject(rejected), "reject"))
         return restored
 
     def restore(self, step: int, **options: Any) -> Restored:
@@ -196,19 +188,13 @@ class CheckpointManager:
         Later steps stay published until the next save, which sets them aside; a
         program that only evaluates changes nothing.
         """
-        path = step_path(self.run_dir, step)
-        tag = next_tag(self._talks.memory)
-        make_call = self._make_call(**options)
-        restored = run(
-            restore_one(self._talks.load, self._keeper, make_call, path, tag=tag)
-        )
-        return self._went_back_to(restored)
+        self.wait()
+        return self._went_back_to(self._restorer.one(step, **options))
 
     def rewind(self, step: int, **options: Any) -> Restored:
         """Load an earlier step and set all later ones aside, durably; collective."""
-        self.wait()
         restored = self.restore(step, **options)
-        run(self._talks.save.on_root(self._become_writer, "rewind"))
+        run(self._talks.save.on_root(self._keeper.become_writer, "rewind"))
         return restored
 
     # Saving.
@@ -237,9 +223,8 @@ class CheckpointManager:
         step that is not due. After a signal, a halt, or when the wall time runs out,
         it saves once more, waits for that, and sets `should_stop`.
         """
-        pending = self._pending
-        failed = pending is not None and pending.poll() and pending.has_failed
-        decision = self._watch.decide(step, has_failed=failed)
+        self._require_open()
+        decision = self._watch.decide(step, has_failed=self._saver.poll())
         if decision.has_failed:
             self.wait()
         if decision.stop:
@@ -268,18 +253,12 @@ class CheckpointManager:
         -----
         Collective. False where the save before is under way and `on_busy` is "skip".
         """
-        begin = time.monotonic()
-        run(self._talks.save.on_root(self._become_writer, "lease"))
-        call = self._save_call(step, metrics)
-        if wait is None:
-            wait = not self._asynchronous
-        if wait:
-            self.wait()
-            run(self._saved_at_once(call))
-        elif not self._begin(call):
+        self._require_open()
+        wait = not self._asynchronous if wait is None else wait
+        cost_s = self._saver.save(step, metrics, wait=wait)
+        if cost_s is None:
             return False
-        self._last_step = step
-        self._watch.saved(step, time.monotonic() - begin)
+        self._watch.saved(step, cost_s)
         return True
 
     def wait(self) -> None:
@@ -289,9 +268,7 @@ class CheckpointManager:
         -----
         What was saved is durable when it returns.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.settle()
+        self._saver.wait()
 
     # The run directory.
 
@@ -317,6 +294,8 @@ class CheckpointManager:
         try:
             self._watch.finish()
             self.wait()
+            if self._talks.save.rank == 0:
+                self._keeper.take_back_attempt()
         finally:
             self._close_locally()
 
@@ -329,12 +308,17 @@ class CheckpointManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
+        if error is None or not self._is_open:
             self.close()
             return
-        if self._pending is not None:
-            self._pending.abandon()
-        self._close_locally()
+        try:
+            self._saver.abandon()
+        finally:
+            self._close_locally()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise ValueError("the manager was closed")
 
     def _close_locally(self) -> None:
         self._is_open = False
@@ -347,72 +331,19 @@ class CheckpointManager:
     ) -> bool:
         """Save once more, durably, and ask the loop to end."""
         self.wait()
-        is_new = self._last_step != step
+        is_new = self._saver.last_step != step
         if is_new:
             self.save(step, metrics=metrics, wait=True)
         self.should_stop = True
         self.exit_code = 0 if halted else REQUEUE
         if self._talks.save.rank == 0:
-            self._keeper.run.clear_attempts()
             why = "halted" if halted else "preempted"
             log.warning("%s: step %d is saved, stopping", why, step)
         return is_new
 
-    def _begin(self, call: SaveCall) -> bool:
-        pending = begin_save(
-            self._talks,
-            call,
-            progress=self._progress,
-            on_busy=self._on_busy,
-            after=self._after_publish,
-        )
-        if pending is not None:
-            self._pending = pending
-        return pending is not None
-
-    def _saved_at_once(self, call: SaveCall) -> Steps[None]:
-        talk = self._talks.save
-        memory = memory_of(self._talks.memory, self.run_dir)
-        result = yield from save_at_once(Save(talk, memory, call))
-        yield from self._after_publish(talk, result)
-
-    def _after_publish(self, talk: Conversation, result: SaveResult) -> Steps[None]:
-        """Forget attempts, since there was progress, and remove what is too old."""
-        self._keeper.good.add(result.step)
-        if talk.rank == 0:
-            self._keeper.run.clear_attempts()
-        yield from self._keeper.retain(talk)
-
-    def _become_writer(self) -> bytes:
-        self._keeper.become_writer()
-        return b""
-
-    def _save_call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
-        return SaveCall(
-            state=self._state,
-            directory=step_path(self.run_dir, step),
-            step=step,
-            metadata=self._metadata,
-            metrics=None if metrics is None else dict(metrics),
-            overwrite=False,
-            options=self._options,
-            comm=self._comm,
-            run=run_record(),
-            ran_before_s=self._ran_before_s,
-            before_publish=self._keeper.require_lease,
-            make_space=self._keeper.make_space,
-        )
-
-    def _make_call(self, **options: Any) -> MakeCall:
-        def make_call(path: Path) -> LoadCall:
-            return load_call(path, like=lambda _manifest: self._state(), **options)
-
-        return make_call
-
     def _went_back_to(self, restored: Restored) -> Restored:
         self.next_step = restored.step + 1
-        self._last_step = restored.step
-        self._ran_before_s = restored.manifest.wall_clock_seconds
+        self._saver.goes_on_from(restored.step, restored.manifest.wall_clock_seconds)
         self._keeper.goes_on_from = restored.step
         self._watch.restored(restored.step)
         return restored

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpickpt.parallel.waiting import resolve_timeout_s
+from mpickpt.storage.ring import MAX_BLOCK_NBYTES
 from mpickpt.storage.stream import DEFAULT_BLOCK_NBYTES
 
 
@@ -22,7 +24,7 @@ class SaveOptions:
     striping : {"site"}
         Lustre striping; "site" leaves it as it is. Default ``MPICKPT_STRIPING``.
     block_nbytes : int
-        Length of one write, in bytes; a multiple of 4096.
+        Length of one write, in bytes; a multiple of 4096, at most 16 MiB.
     timeout_s : float
         Seconds that a wait for other ranks may last without progress. Default
         ``MPICKPT_TIMEOUT_S``, else 600.
@@ -45,10 +47,16 @@ class SaveOptions:
             raise ValueError(
                 f"striping {striping!r} is not 'site', the only one of this version"
             )
-        if self.block_nbytes <= 0 or self.block_nbytes % 4096:
+        block_nbytes = self.block_nbytes
+        if not isinstance(block_nbytes, int):
+            raise TypeError(f"block_nbytes {block_nbytes!r} is not an int")
+        if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % 4096:
             raise ValueError(
-                f"block_nbytes {self.block_nbytes} is not a positive multiple of 4096"
+                f"block_nbytes {block_nbytes} is not a positive multiple of 4096 up to "
+                f"{MAX_BLOCK_NBYTES}"
             )
+        if self.timeout_s is not None:
+            resolve_timeout_s(self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

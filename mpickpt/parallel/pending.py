@@ -2,17 +2,17 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from mpickpt.errors import CheckpointError
+from mpickpt.errors import CallMismatchError, CheckpointError
 from mpickpt.parallel.communicators import Conversations, conversations_of, mpi_of
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.pending_save import PendingSave
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
@@ -22,10 +22,9 @@ from mpickpt.storage.stream import ShardDigest
 
 Progress = Literal["auto", "poll", "thread"]
 OnBusy = Literal["wait", "skip", "error"]
+ON_BUSY: tuple[OnBusy, ...] = ("wait", "skip", "error")
 
 AfterPublish = Callable[[Conversation, SaveResult], Steps[None]]
-
-POLL_S = 1e-3
 
 
 def save_sharded_async(
@@ -40,7 +39,7 @@ def save_sharded_async(
     options: SaveOptions | None = None,
     progress: Progress = "auto",
     on_busy: OnBusy = "wait",
-) -> "PendingSave | None":
+) -> PendingSave | None:
     """Save a state as one checkpoint while the program goes on.
 
     Parameters
@@ -70,7 +69,8 @@ def save_sharded_async(
     Notes
     -----
     Collective. Not thread-safe. *Not* durable when it returns: `PendingSave.result`
-    tells. The copy takes as much memory as the state, kept for the next save.
+    tells, and where nobody asks before the program ends, the save may stay unpublished.
+    The copy takes as much memory as the state, kept for the next save.
     """
     log_as_asked()
     options = options or SaveOptions()
@@ -96,8 +96,9 @@ def begin_save(
     *,
     progress: str,
     on_busy: OnBusy,
+    owner: object = None,
     after: AfterPublish | None = None,
-) -> "PendingSave | None":
+) -> PendingSave | None:
     """Stage a save and let the rest of it go on; see `save_sharded_async`.
 
     Parameters
@@ -106,130 +107,30 @@ def begin_save(
         The ranks, and the arguments of the save.
     progress, on_busy
         As there; `progress` is resolved.
+    owner : object
+        Who asks for the result; nobody else is told what went wrong.
     after : callable of (Conversation, SaveResult), optional
         Steps that belong to the save and follow its publishing.
     """
+    known_on_busy(on_busy)
     earlier: PendingSave | None = talks.memory.get("pending")
     if not run(_may_begin(talks, earlier, on_busy)):
         return None
     if earlier is not None:
-        earlier.settle()
+        earlier.finish()
+        if earlier.owner is owner:
+            earlier.settle()
     memory = memory_of(talks.memory, call.directory.parent)
     save = Save(talks.pending, memory, call)
     staging = talks.memory.setdefault("staging", Staging())
     steps = run(_staged(save, staging))
     if after is not None:
         steps = _followed(steps, talks.pending, after)
-    pending = PendingSave(save, steps, threaded=progress == "thread")
+    threaded = progress == "thread"
+    pending = PendingSave(call.step, call.directory, steps, owner, threaded=threaded)
+    pending.poll()  # so that the writing begins, whoever drives it
     talks.memory["pending"] = pending
     return pending
-
-
-class PendingSave:
-    """A save whose state was copied; the rest goes on in the background.
-
-    Notes
-    -----
-    A thread writes the shard by itself. Agreeing and publishing take messages: with
-    ``progress="poll"`` they go on whenever `poll` is called, and are over within six
-    polls of every rank after the slowest rank has written; `result` waits for all.
-    """
-
-    def __init__(self, save: Save, steps: Steps[SaveResult], *, threaded: bool) -> None:
-        self.step = save.call.step
-        self.path = save.call.directory
-        self._steps = steps
-        self._result: SaveResult | None = None
-        self._failure: BaseException | None = None
-        self._is_settled = False
-        self._thread: threading.Thread | None = None
-        if threaded:
-            self._thread = threading.Thread(target=self._drive, daemon=True)
-            self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """Whether the save has ended, well or not; local, and asks nobody."""
-        return self._result is not None or self._failure is not None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the save has ended badly, as far as this rank knows; local."""
-        return self._failure is not None
-
-    def poll(self) -> bool:
-        """Let the save go on for up to a millisecond; tell whether it has ended.
-
-        Notes
-        -----
-        Never raises what went wrong: ranks may learn of it at different polls, and
-        `result` raises it on all of them. Local.
-        """
-        if self.done or self._thread is not None:
-            return self.done
-        end = time.monotonic() + POLL_S
-        while not self.done and time.monotonic() < end:
-            if not self._go_on():
-                break
-        return self.done
-
-    def result(self) -> SaveResult:
-        """Wait until the save has ended; return its result or raise its error.
-
-        Notes
-        -----
-        Collective: every rank calls it, and all raise the same. Durable and whole on
-        every rank when it returns.
-        """
-        self._finish()
-        self._is_settled = True
-        if self._failure is not None:
-            raise self._failure
-        assert self._result is not None
-        return self._result
-
-    def settle(self) -> None:
-        """Wait for the end; raise what went wrong, unless that was raised before."""
-        if self._is_settled:
-            self._finish()
-        else:
-            self.result()
-
-    def abandon(self) -> None:
-        """Leave the save unpublished: finish local I/O and say no more. Local."""
-        self._is_settled = True
-        if not self.done and self._thread is None:
-            self._steps.close()
-            self._failure = CheckpointError("the save was abandoned")
-
-    def _finish(self) -> None:
-        if self._thread is not None:
-            while self._thread.is_alive():  # so that Ctrl-C gets through
-                self._thread.join(0.1)
-        elif not self.done:
-            self._drive()
-        if self._failure is not None and not isinstance(self._failure, Exception):
-            raise self._failure
-
-    def _drive(self) -> None:
-        if self._thread is not None:
-            yield_cpu()
-        try:
-            self._result = run(self._steps)
-        except BaseException as failure:
-            self._failure = failure
-
-    def _go_on(self) -> bool:
-        """Take one step; tell whether another one may follow at once."""
-        try:
-            longest_s = next(self._steps)
-        except StopIteration as end:
-            self._result = end.value
-        except BaseException as failure:
-            self._failure = failure
-        else:
-            return longest_s == 0.0
-        return False
 
 
 def _followed(
@@ -241,14 +142,20 @@ def _followed(
 
 
 def _may_begin(
-    talks: Conversations, earlier: "PendingSave | None", on_busy: OnBusy
+    talks: Conversations, earlier: PendingSave | None, on_busy: OnBusy
 ) -> Steps[bool]:
     """Tell whether to begin a save; the same answer on every rank."""
-    if on_busy == "wait":
-        return True
     busy = earlier is not None and not earlier.poll()
-    flags = yield from talks.save.allgather(bytes([busy]), "begin")
-    if not any(flag[0] for flag in flags):
+    own = bytes([busy, ON_BUSY.index(on_busy)])
+    answers = yield from talks.save.allgather(own, "begin")
+    others = [rank for rank, (_, asked) in enumerate(answers) if asked != answers[0][1]]
+    if others:
+        raise CallMismatchError(
+            f"rank {others[0]} passed another on_busy than rank 0; every rank must "
+            "pass the same",
+            rank=others[0],
+        )
+    if on_busy == "wait" or not any(busy for busy, _ in answers):
         return True
     if on_busy == "error":
         raise CheckpointError(
@@ -266,11 +173,14 @@ def _staged(save: Save, staging: Staging) -> Steps[Steps[SaveResult]]:
             lambda: staging.hold(drafted.draft), "stage"
         )
 
+    style = save.call.style
+
     def write(path: Path, cancelled: threading.Event) -> ShardDigest:
         yield_cpu()
-        return write_staged_file(path, staged, save.call.style, cancelled)
+        return write_staged_file(path, staged, style, cancelled)
 
-    return save.published(drafted, write)
+    save.forget_state()
+    return save.published(drafted.without_arrays(), write)
 
 
 def resolved_progress(progress: Progress, comm: Any) -> str:
@@ -289,3 +199,10 @@ def resolved_progress(progress: Progress, comm: Any) -> str:
             "initialised with; use progress='poll'"
         )
     return "thread" if multiple else "poll"
+
+
+def known_on_busy(on_busy: OnBusy) -> OnBusy:
+    """Return the argument if it is one of those that are known."""
+    if on_busy not in ON_BUSY:
+        raise ValueError(f"on_busy {on_busy!r} is not 'wait', 'skip' or 'error'")
+    return on_busy

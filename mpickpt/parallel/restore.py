@@ -17,13 +17,16 @@ from mpickpt.errors import (
 )
 from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.conversation import Conversation
-from mpickpt.parallel.load import Load, LoadCall
+from mpickpt.parallel.load import Load
+from mpickpt.parallel.load_call import LoadCall
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.waiting import Steps
 
 log = logging.getLogger(__name__)
 
 PHASE = "restore"
+
+_MOST_LISTINGS = 5
 
 # What is wrong with the files, so that an older checkpoint may be better. All else is
 # wrong with the call or the file system, and an older one would not mend it.
@@ -86,6 +89,76 @@ def restore_newest(
     CheckpointError
         There are checkpoints, but none of them is whole.
     """
+    for listing in range(1, _MOST_LISTINGS + 1):
+        try:
+            return (
+                yield from _newest_of_those_listed(
+                    talk, keeper, make_call, tag=tag, max_attempts=max_attempts
+                )
+            )
+        except CheckpointNotFoundError:
+            # A job that trains has removed it; then there is a newer one.
+            if listing == _MOST_LISTINGS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def restore_one(
+    talk: Conversation,
+    keeper: RunKeeper,
+    make_call: MakeCall,
+    path: Path,
+    *,
+    tag: int,
+) -> Steps[Restored]:
+    """Load one checkpoint, counting the attempt; raise if it is damaged."""
+    load = Load(talk, make_call(path), tag)
+    manifest = yield from load.receive_manifest()
+
+    yield from talk.on_root(lambda: keeper.note_attempt(manifest.step), PHASE)
+    try:
+        state = yield from load.steps()
+    except Exception:
+        # An error tells of itself; what counts is a program that dies of the step.
+        if talk.rank == 0:
+            keeper.take_back_attempt(manifest.step)
+        raise
+    if load.call.verifies_all:
+        keeper.good.add(manifest.step)
+    return Restored(
+        step=manifest.step, state=state, manifest=manifest, path=path, rejected={}
+    )
+
+
+def nothing_found(run_dir: Path, required: bool | None) -> bytes:
+    """Warn that a run starts from nothing, or raise where that must be a mistake.
+
+    For rank 0, whose environment counts.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        `required`, or None and Slurm says that the job was started before.
+    """
+    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+    if required or (required is None and requeued):
+        raise CheckpointNotFoundError(
+            f"no checkpoint in {run_dir}"
+            + (", though this job was requeued" if requeued else "")
+            + "; is the run directory mistyped? Pass required=False to start anew"
+        )
+    log.warning("no checkpoint in %s: starting anew", run_dir)
+    return b""
+
+
+def _newest_of_those_listed(
+    talk: Conversation,
+    keeper: RunKeeper,
+    make_call: MakeCall,
+    *,
+    tag: int,
+    max_attempts: int,
+) -> Steps[Restored | None]:
     rejected: dict[int, str] = {}
     listed = yield from talk.on_root(lambda: _newest_first(keeper), PHASE)
     failure: CheckpointError | None = None
@@ -113,47 +186,6 @@ def restore_newest(
     if rejected:
         raise _none_is_whole(keeper, rejected) from failure
     return None
-
-
-def restore_one(
-    talk: Conversation,
-    keeper: RunKeeper,
-    make_call: MakeCall,
-    path: Path,
-    *,
-    tag: int,
-) -> Steps[Restored]:
-    """Load one checkpoint, counting the attempt; raise if it is damaged."""
-    load = Load(talk, make_call(path), tag)
-    manifest = yield from load.receive_manifest()
-
-    def note() -> bytes:
-        keeper.run.note_attempt(manifest.step)
-        return b""
-
-    yield from talk.on_root(note, PHASE)
-    state = yield from load.steps()
-    keeper.good.add(manifest.step)
-    return Restored(
-        step=manifest.step, state=state, manifest=manifest, path=path, rejected={}
-    )
-
-
-def nothing_found(run_dir: Path, *, required: bool | None) -> None:
-    """Warn that a run starts from nothing, or raise where that must be a mistake.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        `required`, or None and Slurm says that the job was started before.
-    """
-    requeued = os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-    if required or (required is None and requeued):
-        raise CheckpointNotFoundError(
-            f"no checkpoint in {run_dir}"
-            + (", though this job was requeued" if requeued else "")
-            + "; is the run directory mistyped? Pass required=False to start anew"
-        )
 
 
 def _newest_first(keeper: RunKeeper) -> bytes:

@@ -3,11 +3,12 @@
 Everything here is local to rank 0, but for `retain`, which spreads the deleting.
 """
 
+import errno
 import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ from mpickpt.errors import LeaseHeldError, StorageError
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.retention import (
-    Candidate,
     KeepPolicy,
     plan_retention,
     plan_room,
 )
 from mpickpt.storage.filesystem import free_nbytes
-from mpickpt.storage.lease import JobIdentity, Lease
+from mpickpt.storage.lease import Lease, is_written_by_another
 from mpickpt.storage.removal import (
     remove_checkpoint,
     remove_directory_if_empty,
@@ -29,11 +29,20 @@ from mpickpt.storage.removal import (
     sweep_siblings,
     unpublish,
 )
-from mpickpt.storage.run_directory import RunDirectory, RunEntry
+from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.run_entry import retention_candidates
 
 log = logging.getLogger(__name__)
 
 PHASE = "retention"
+
+_PLENTY_NBYTES = 64 << 20
+_BESIDE_SHARDS_NBYTES = 256 << 10  # manifest, layout, receipts
+
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# As long as `mpickpt prune` may take while the job makes its first save.
+LEASE_PATIENCE_S = 30.0
 
 
 class RunKeeper:
@@ -60,30 +69,84 @@ class RunKeeper:
         self.good: set[int] = set()
         self.lease: Lease | None = None
         self.goes_on_from: int | None = None
+        self._reasons: dict[int, str] = {}
+        self._attempted: int | None = None
 
-    def become_writer(self) -> None:
+    def become_writer(self, *, patience_s: float | None = None) -> bytes:
         """Take the lease, if this job does not hold it; tidy up before the first save.
 
-        What a crash left there is removed, and steps after the restored one are set
-        aside.
+        Notes
+        -----
+        What a crash left there is removed; what a restore has passed over, and steps
+        after the restored one, are set aside.
         """
         if self.lease is None:
-            self.lease = Lease.acquire(self.run.path, JobIdentity.current())
+            if patience_s is None:
+                patience_s = LEASE_PATIENCE_S
+            self.lease = Lease.acquire(self.run.path, patience_s=patience_s)
             sweep_siblings(self.run.path, set())
         self.lease.require()
         if self.goes_on_from is not None:
-            self._set_aside(self.goes_on_from, {})
+            self._set_aside_after(self.goes_on_from)
             self.goes_on_from = None
+        return b""
 
-    def reject(self, reasons: dict[int, str]) -> bytes:
-        """Set aside what a restore has passed over, unless another job writes here."""
+    def reject(self, reasons: Mapping[int, str]) -> bytes:
+        """Set aside what a restore has passed over, unless another job writes here.
+
+        Parameters
+        ----------
+        reasons : mapping of int to str
+            Steps, with what is wrong with each.
+        """
+        self._reasons = dict(reasons)
+        if not reasons:
+            return b""
         try:
-            self.become_writer()
+            self.become_writer(patience_s=0.0)
         except LeaseHeldError as error:
             log.warning("nothing is set aside: %s", error)
-            return b""
-        self._set_aside(None, reasons)
+        except StorageError as error:
+            if error.errno not in _NOT_ALLOWED:
+                raise
+            log.warning("nothing is set aside, for this may only read: %s", error)
         return b""
+
+    def note_attempt(self, step: int) -> bytes:
+        """Count a restore of a step, unless another job writes here.
+
+        Notes
+        -----
+        Taken back when the program ends well: it did not die of the step. What may
+        only read, or reads while another job trains, leaves no trace.
+        """
+        self.take_back_attempt()
+        if self.lease is None and is_written_by_another(self.run.path):
+            return b""
+        try:
+            self.run.note_attempt(step)
+        except StorageError as error:
+            log.warning("the restore of step %d is not counted: %s", step, error)
+        else:
+            self._attempted = step
+        return b""
+
+    def take_back_attempt(self, step: int | None = None) -> None:
+        """Uncount the restore that was counted last, if it was of this step."""
+        if self._attempted is not None and step in (None, self._attempted):
+            try:
+                self.run.take_back_attempt(self._attempted)
+            except StorageError as error:
+                log.warning("a restore stays counted: %s", error)
+        self._attempted = None
+
+    def forget_attempts(self) -> None:
+        """Forget all restores: there was progress since."""
+        self._attempted = None
+        try:
+            self.run.clear_attempts()
+        except StorageError as error:
+            log.warning("restores stay counted: %s", error)
 
     def require_lease(self) -> None:
         """Raise if another job has become the writer."""
@@ -97,28 +160,39 @@ class RunKeeper:
             self.lease = None
 
     def make_space(self, nbytes: int) -> None:
-        """Remove the oldest checkpoints if the next one would not fit otherwise."""
-        if self.keep is None or free_nbytes(self.run.path) >= nbytes:
+        """Remove the oldest checkpoints if the next one would not fit otherwise.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes of the arrays to come. What files hold besides is known from the last
+            checkpoint; a save that is refused for it would be refused for ever.
+        """
+        free = free_nbytes(self.run.path)
+        if self.keep is None or free >= 2 * nbytes + _PLENTY_NBYTES:
             return
         entries = {entry.step: entry for entry in self.run.candidates()}
+        likely = max([nbytes, *(entry.nbytes for entry in list(entries.values())[-1:])])
         plan = plan_room(
-            self._candidates(entries.values()),
+            retention_candidates(entries.values(), self.good),
             self.keep,
-            needed_nbytes=nbytes,
-            free_nbytes=free_nbytes(self.run.path),
+            needed_nbytes=likely + min(_BESIDE_SHARDS_NBYTES, likely // 8),
+            free_nbytes=free,
         )
         for step in plan.remove:
             self.require_lease()
             log.warning("removing step %d, to make room for the next save", step)
             remove_checkpoint(entries[step].path)
             self.run.forget(step)
+            self.good.discard(step)
 
     def retain(self, talk: Conversation) -> Steps[None]:
         """Remove what no rule keeps: manifests on rank 0, files spread over ranks.
 
         Notes
         -----
-        A file that cannot be removed is a warning: the new checkpoint is safe.
+        What cannot be removed is a warning: the new checkpoint is safe. That another
+        job has become the writer is an error.
         """
         if self.keep is None:
             return
@@ -134,48 +208,48 @@ class RunKeeper:
         )
 
     def _unpublish_old(self) -> bytes:
+        listed: dict[str, list[str]] = {}
+        try:
+            for path, files in self._unpublished():
+                listed[str(path)] = [str(file) for file in files]
+        except StorageError as error:
+            log.warning("cannot remove old checkpoints: %s", error)
+        return json.dumps(listed).encode()
+
+    def _unpublished(self) -> Iterator[tuple[Path, list[Path]]]:
         assert self.keep is not None
         entries = {entry.step: entry for entry in self.run.candidates()}
-        listed: dict[str, list[str]] = {}
-        for verdict in plan_retention(self._candidates(entries.values()), self.keep):
+        candidates = retention_candidates(entries.values(), self.good)
+        for verdict in plan_retention(candidates, self.keep):
             if verdict.keep:
                 continue
             self.require_lease()
             path = entries[verdict.step].path
             log.info("removing step %d: %s", verdict.step, verdict.reason)
             try:
-                listed[str(path)] = [str(file) for file in unpublish(path)]
+                yield path, unpublish(path)
+                self.run.forget(verdict.step)
             except StorageError as error:
                 log.warning("cannot remove step %d: %s", verdict.step, error)
-            self.run.forget(verdict.step)
-        return json.dumps(listed).encode()
+            self.good.discard(verdict.step)
 
     def _remove_directories(
         self, talk: Conversation, directories: dict[str, list[str]]
     ) -> None:
-        if talk.rank == 0:
-            for path in directories:
+        for path in directories if talk.rank == 0 else ():
+            try:
                 remove_directory_if_empty(Path(path))
+            except StorageError as error:
+                log.warning("cannot remove %s: %s", path, error)
 
-    def _set_aside(self, step: int | None, reasons: dict[int, str]) -> None:
+    def _set_aside_after(self, step: int) -> None:
         for entry in self.run.candidates():
-            later = step is not None and entry.step > step
-            if later or entry.step in reasons:
-                reason = reasons.get(entry.step, f"the run went back to step {step}")
+            if entry.step > step:
+                again = f"the run went back to step {step}"
+                reason = self._reasons.get(entry.step, again)
                 log.warning("setting step %d aside: %s", entry.step, reason)
                 self.run.reject(entry.step, reason)
-
-    def _candidates(self, entries: Iterable[RunEntry]) -> list[Candidate]:
-        return [
-            Candidate(
-                step=entry.step,
-                is_pinned=entry.is_pinned,
-                is_good=entry.step in self.good and entry.is_whole,
-                metrics=entry.metrics,
-                nbytes=entry.nbytes,
-            )
-            for entry in entries
-        ]
+                self.good.discard(entry.step)
 
 
 def _remove(files: Sequence[Path]) -> None:

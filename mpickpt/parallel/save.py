@@ -5,11 +5,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from mpickpt.parallel.communicators import conversations_of
 from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
-from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.save_call import (
+    SaveCall,
+    conversations_of_save,
+    place_and_options,
+)
 from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.storage.checkpoint_writer import write_shard_file
@@ -75,17 +78,18 @@ def save_sharded(
     Not thread-safe. Durable and whole on every rank when it returns.
     """
     log_as_asked()
-    options = options or SaveOptions()
-    talks = conversations_of(comm, options.timeout_s)
+    directory, options, unusable = place_and_options(path, options)
+    talks = conversations_of_save(comm, options)
     call = SaveCall(
         state=lambda: tree,
-        directory=Path(os.path.abspath(path)),
+        directory=directory,
         step=step,
         metadata=metadata,
         metrics=metrics,
         overwrite=overwrite,
         options=options,
         comm=comm,
+        unusable=unusable,
     )
     memory = memory_of(talks.memory, call.directory.parent)
     return run(save_at_once(Save(talks.save, memory, call)))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mpickpt.errors import CollectiveTimeoutError
 from mpickpt.format.naming import parse_step_directory
+from mpickpt.parallel.communicators import Conversations, conversations_of
 from mpickpt.parallel.launcher import check_launcher
 from mpickpt.parallel.options import SaveOptions
 from mpickpt.storage.checkpoint_writer import WriteStyle
@@ -20,6 +22,38 @@ def _let_pass() -> None:
 
 def _leave_it(_nbytes: int) -> None:
     pass
+
+
+_KNOWN_OPTIONS = SaveOptions(direct_io="auto", striping="site")
+
+
+def place_and_options(
+    path: Any, options: Any
+) -> tuple[Path, SaveOptions, Exception | None]:
+    """Return the directory and the options of a save, and what is wrong with them.
+
+    What is wrong on one rank is not raised here, where the others would wait for it,
+    but by `SaveCall.check`, on all ranks.
+    """
+    try:
+        if options is None:
+            options = SaveOptions()
+        elif not isinstance(options, SaveOptions):
+            raise TypeError(
+                f"options is a {type(options).__name__}; expected SaveOptions or None"
+            )
+        return Path(os.path.abspath(path)), options, None
+    except (TypeError, ValueError) as error:
+        return Path(os.sep), _KNOWN_OPTIONS, error
+
+
+def conversations_of_save(comm: Any, options: SaveOptions) -> Conversations:
+    """Return the conversations of a communicator, for a save that begins."""
+    try:
+        return conversations_of(comm, options.timeout_s)
+    except CollectiveTimeoutError as error:
+        error.outcome = "unpublished"
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +78,8 @@ class SaveCall:
         Called on rank 0 before the manifest is published; may raise.
     make_space : callable of int
         Called on rank 0 with the bytes to come, before the space is checked.
+    unusable : Exception or None
+        What is wrong with the arguments, found when the call was made.
     """
 
     state: Callable[[], Any]
@@ -58,13 +94,16 @@ class SaveCall:
     ran_before_s: float = 0.0
     before_publish: Callable[[], None] = _let_pass
     make_space: Callable[[int], None] = _leave_it
+    unusable: Exception | None = None
 
     def check(self) -> None:
         """Raise unless the arguments are of the right kind."""
+        if self.unusable is not None:
+            raise self.unusable
         if isinstance(self.step, bool) or not isinstance(self.step, int):
             raise TypeError(f"step is a {type(self.step).__name__}; expected an int")
         if not 0 <= self.step < 2**63:
-            raise ValueError(f"step is {self.step}; expected 0 or more")
+            raise ValueError(f"step is {self.step}; expected 0 or more, below 2**63")
         for name in ("metadata", "metrics"):
             _require_json(name, getattr(self, name))
 
@@ -96,9 +135,12 @@ def _require_json(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, dict):
         raise TypeError(f"{name} is a {type(value).__name__}; expected a dict or None")
     try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be written as JSON: {error}") from error
+        json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"{name} cannot be written as JSON: {error}; give a dict of str keys with "
+            "None, bool, int, finite float, str, lists and dicts"
+        ) from error
 
 
 def seconds_since_start() -> float:

@@ -9,17 +9,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from mpickpt.errors import CollectiveTimeoutError, StorageError
 from mpickpt.format.naming import TMP_SUFFIX, shard_path
 from mpickpt.format.records import LayoutRecord, ShardManifest
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import Description, SaveMemory, describe
-from mpickpt.parallel.drafting import draft, n_sharded_elements
+from mpickpt.parallel.drafting import Drafted, draft, n_sharded_elements
 from mpickpt.parallel.options import SaveResult
 from mpickpt.parallel.receipts import (
     Receipt,
@@ -50,14 +51,6 @@ log = logging.getLogger(__name__)
 WriteShard = Callable[[Path, Event], ShardDigest]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """What the first half of a save gives to the second."""
-
-    description: Description
-    draft: ShardDraft
-
-
 class Save:
     """One save of one rank, from the description to the published manifest.
 
@@ -86,7 +79,9 @@ class Save:
             description = yield from self.describe()
             yield from self.prepare(description)
             made = yield from self.draft(description)
-        return Drafted(description=description, draft=made)
+        return Drafted(
+            description=description, draft=made, numel=n_sharded_elements(description)
+        )
 
     def published(self, drafted: Drafted, write: WriteShard) -> Steps[SaveResult]:
         """Do the second half: write, agree, publish.
@@ -103,6 +98,10 @@ class Save:
             receipts = yield from self.agree(drafted, digest)
             yield from self.publish(drafted.description, receipts)
         return self.result(digest, receipts)
+
+    def forget_state(self) -> None:
+        """Let go of the state, which was copied."""
+        self.call = replace(self.call, state=_forgotten)
 
     def describe(self) -> Steps[Description]:
         """Flatten the state; agree who holds what and who writes what."""
@@ -171,7 +170,7 @@ class Save:
             self.talk.rank,
             digest,
             drafted.draft.layout.image,
-            numel=n_sharded_elements(drafted.description),
+            numel=drafted.numel,
             stage_s=self.seconds.get("stage", 0.0),
             write_s=self.seconds["write"],
         )
@@ -304,3 +303,7 @@ class Save:
             with contextlib.suppress(StorageError):
                 sweep(self.call.directory)
             remove_if_empty(self.call.directory, self.talk.size)
+
+
+def _forgotten() -> Any:
+    raise AssertionError("the state was copied and is not asked for again")

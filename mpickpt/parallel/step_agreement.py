@@ -15,7 +15,7 @@ from mpickpt.parallel.waiting import run
 
 PHASE = "step"
 
-_WIDTH = 5
+_WIDTH = 6
 
 
 class Flags(msgspec.Struct, frozen=True):
@@ -33,6 +33,9 @@ class Flags(msgspec.Struct, frozen=True):
         The save in the background has failed.
     save_cost_s : float
         What the last save cost the program, in seconds.
+    went_on_s : float
+        When rank 0 went on training after the last save or restore, on its clock; 0
+        elsewhere.
     """
 
     now_s: float = 0.0
@@ -40,6 +43,7 @@ class Flags(msgspec.Struct, frozen=True):
     halted: bool = False
     has_failed: bool = False
     save_cost_s: float = 0.0
+    went_on_s: float = 0.0
 
 
 class StepAgreement:
@@ -71,6 +75,7 @@ class StepAgreement:
             own.halted,
             own.has_failed,
             own.save_cost_s,
+            own.went_on_s,
         )
         self._reduction = self._talk.reduce_max(self._sent, self._agreed)
         return agreed
@@ -85,5 +90,5 @@ class StepAgreement:
         if not self._reduction.done():
             run(self._talk.complete(self._reduction, PHASE))
         self._reduction = None
-        now_s, preempted, halted, has_failed, cost_s = self._agreed.tolist()
-        return Flags(now_s, preempted > 0, halted > 0, has_failed > 0, cost_s)
+        now_s, preempted, halted, has_failed, *times_s = self._agreed.tolist()
+        return Flags(now_s, preempted > 0, halted > 0, has_failed > 0, *times_s)

@@ -123,6 +123,8 @@ def resolve_timeout_s(timeout_s: float | None) -> float:
     if timeout_s is None:
         text = os.environ.get("MPICKPT_TIMEOUT_S", "")
         timeout_s = _seconds(text) if text else DEFAULT_TIMEOUT_S
+    if not isinstance(timeout_s, int | float):
+        raise TypeError(f"timeout_s is {timeout_s!r}; expected seconds")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0 seconds, got {timeout_s!r}")
     return float(timeout_s)

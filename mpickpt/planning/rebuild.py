@@ -23,7 +23,9 @@ from mpickpt.state import PerRank, Replicated, Sharded
 Build = Callable[[], Any]
 
 
-def wrapped(kind: str, boxes: Sequence[Any], shape: Any, bare: bool) -> Any:
+def wrapped(
+    kind: str, boxes: Sequence[Any], shape: Any, bare: bool, dtype: Any = None
+) -> Any:
     """Return an array in its wrapper.
 
     Parameters
@@ -36,13 +38,15 @@ def wrapped(kind: str, boxes: Sequence[Any], shape: Any, bare: bool) -> Any:
         Global shape; None for a block whose place is not agreed.
     bare : bool
         Leave the wrapper of a whole array out: another one is around it.
+    dtype : dtype, optional
+        Of the elements, for a rank that holds none: its tree can be saved again.
     """
     if kind == "sharded":
         if shape is None:
             return Sharded.block(boxes[0][1])
         if len(boxes) == 1:
             return Sharded(boxes[0][1], shape, boxes[0][0])
-        return Sharded.pieces(boxes, global_shape=shape)
+        return Sharded.pieces(boxes, global_shape=shape, dtype=dtype)
     array = boxes[0][1]
     if bare:
         return array
@@ -115,7 +119,9 @@ def as_it_is(like: Node, leaves: Sequence[HeldLeaf], scoped: bool = False) -> Bu
     if isinstance(like, ArrayNode):
         leaf = leaves[like.ordinal]
         bare = scoped or leaf.bare
-        return lambda: wrapped(leaf.kind, leaf.boxes, leaf.global_shape, bare)
+        return lambda: wrapped(
+            leaf.kind, leaf.boxes, leaf.global_shape, bare, leaf.dtype
+        )
     if isinstance(like, ScopeNode):
         return in_scope(like, as_it_is(like.child, leaves, scoped=True))
     if isinstance(like, RecordNode):

@@ -142,7 +142,7 @@ class WantList:
         ]
         self.wants.append(Want(saved, targets, place))
         bare = place.scoped or (saved.bare and self.size == 1)
-        return lambda: wrapped(saved.kind, placed(targets), saved.shape, bare)
+        return lambda: wrapped(saved.kind, placed(targets), saved.shape, bare, dtype)
 
     def in_place(self, saved: SavedLeaf, leaf: HeldLeaf, place: Place) -> Build:
         """Want an array in the one that the program has.
@@ -185,7 +185,10 @@ class WantList:
         want.block = leaf.global_shape is None and self.held is None
         self.wants.append(want)
         bare = place.scoped or leaf.bare
-        return lambda: wrapped(leaf.kind, placed(want.targets), saved.shape, bare)
+        dtype = parse_dtype(saved.dtype) if leaf.dtype is None else leaf.dtype
+        return lambda: wrapped(
+            leaf.kind, placed(want.targets), saved.shape, bare, dtype
+        )
 
     def _boxes_as_saved(self, saved: SavedLeaf) -> tuple[Hyperslab, ...]:
         if saved.kind != "sharded":

@@ -84,9 +84,10 @@ def make_directory(path: Path) -> None:
     system fight for its locks. A directory that exists is left as it is.
     """
     missing = []
-    while not path.is_dir():
-        missing.append(path)
-        path = path.parent
+    with storage_errors("look for directory", path):
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
     for directory in reversed(missing):
         with storage_errors("make directory", directory):
             directory.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease_file import Claim, generations, newest_claim
 from mpickpt.storage.small_file import content_of
 
-__all__ = ["JobIdentity", "Lease"]
+__all__ = ["JobIdentity", "Lease", "is_written_by_another"]
 
 log = logging.getLogger(__name__)
 
@@ -227,6 +227,18 @@ class Lease:
             "state": state,
         }
         return json.dumps(document, sort_keys=True).encode() + b"\n"
+
+
+def is_written_by_another(run_dir: Path, *, beat_s: float = 2.0) -> bool:
+    """Tell whether another job that lives holds the lease; changes nothing.
+
+    Notes
+    -----
+    Returns at once where `Lease.acquire` would take the lease at once; else it
+    watches the holder until it beats, for three beats at most.
+    """
+    claim = newest_claim(run_dir)
+    return claim is not None and _is_alive(claim, JobIdentity.current(), beat_s)
 
 
 def _next(claim: Claim | None) -> int:

@@ -1,6 +1,7 @@
 """Remembers the manifests of a run between two looks; reads files only."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from mpickpt.errors import CheckpointError, CheckpointNotFoundError
@@ -39,6 +40,11 @@ class ManifestCache:
         if signature is not None:
             self._known[directory] = signature, manifest
         return manifest, None
+
+    def forget_others(self, directories: Collection[Path]) -> None:
+        """Forget all manifests but those of the directories that are still there."""
+        for directory in self._known.keys() - set(directories):
+            self._known.pop(directory, None)
 
 
 def _signature(path: Path) -> Signature | None:

@@ -72,11 +72,13 @@ def pieces_of(content: bytes | Array) -> Iterable[memoryview]:
 
 def bytes_of(array: Array) -> memoryview:
     """Return the memory of a C-ordered array of any dtype as bytes."""
-    # Python's buffers know no datetime64 and no bfloat16: view them in numpy first.
-    return array.reshape(-1).view(np.uint8).data
+    # Python's buffers know no datetime64 and no bfloat16: view them in numpy first. A
+    # subclass may have a shape of its own mind: numpy.matrix is never flat.
+    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def _copied_pieces(array: Array) -> Iterator[memoryview]:
+    array = np.asarray(array)
     for box in contiguous_pieces(array.shape, array.itemsize, PIECE_NBYTES):
         piece = np.array(array[box.slices()], order="C")
         view = piece.reshape(-1).view(np.uint8)

@@ -74,7 +74,9 @@ class RunDirectory:
         pinned = set(names_in(self.path / PINS_DIRECTORY))
         measured = set(names_in(self.path / METRICS_DIRECTORY))
         entries = []
-        for found in checkpoints(self.path):
+        published = checkpoints(self.path)
+        self._manifests.forget_others([found.path for found in published])
+        for found in published:
             manifest, problem = self._manifests.look_up(found.path)
             if manifest is None and problem is None:
                 continue  # removed since it was listed
@@ -160,6 +162,15 @@ class RunDirectory:
         path = self._document(ATTEMPTS_DIRECTORY, step)
         replace_document(path, {"attempts": count})
         return count
+
+    def take_back_attempt(self, step: int) -> None:
+        """Count one attempt to restore a step less."""
+        path = self._document(ATTEMPTS_DIRECTORY, step)
+        count = self.attempts(step) - 1
+        if count > 0:
+            replace_document(path, {"attempts": count})
+        else:
+            _unlink(path)
 
     def clear_attempts(self) -> None:
         """Forget all attempts: the run made progress."""

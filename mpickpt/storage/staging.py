@@ -44,11 +44,17 @@ class Staging:
         self._layout: ShardLayout | None = None
 
     def hold(self, draft: ShardDraft) -> "StagedShard":
-        """Copy a shard; the arrays may change as soon as this returns."""
+        """Copy a shard; the arrays may change as soon as this returns.
+
+        Raises
+        ------
+        MemoryError
+            There is no room for a copy.
+        """
         nbytes = draft.layout.image.nbytes
         if self._memory is None or len(self._memory) < nbytes:
+            self._memory = self._layout = None  # never both at once
             self._memory = _allocate(nbytes)
-            self._layout = None
         view = memoryview(self._memory)[:nbytes]
         if self._layout is not draft.layout:
             _lay_out(view, draft.layout, is_fresh=self._layout is None)
@@ -178,7 +184,13 @@ def yield_cpu() -> None:
 
 
 def _allocate(nbytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, -(-nbytes // _GRAIN) * _GRAIN)
+    try:
+        memory = mmap.mmap(-1, -(-nbytes // _GRAIN) * _GRAIN)
+    except OSError as error:
+        raise MemoryError(
+            f"no memory for a copy of {nbytes} bytes; a save that is not asynchronous "
+            "needs none"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

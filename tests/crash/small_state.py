@@ -12,6 +12,7 @@ import numpy as np
 
 from mpickpt import PerRank, Replicated, SaveOptions, Sharded, load_sharded
 from mpickpt import save_sharded as save_collectively
+from mpickpt.format.naming import receipts_name
 from mpickpt.storage.catalog import read_manifest
 from mpickpt.storage.shard_reader import BlockCache, ShardReader
 from tests.ranks_as_threads import run_ranks
@@ -102,7 +103,8 @@ def files_of(path: Path) -> set[str]:
 def files_named_by_manifest(path: Path) -> set[str]:
     """Return the names of the files that a published checkpoint consists of."""
     manifest = read_manifest(path)
-    names = {"manifest.json", *(shard.path for shard in manifest.shards)}
+    names = {"manifest.json", receipts_name(manifest.checkpoint_id)}
+    names |= {shard.path for shard in manifest.shards}
     return names | ({manifest.layout.path} if manifest.layout else set())
 
 

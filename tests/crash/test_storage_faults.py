@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from mpickpt import SaveOptions
-from mpickpt.storage.catalog import read_manifest
-from tests.crash.small_state import require_loads, save
+from tests.crash.small_state import (
+    files_named_by_manifest,
+    files_of,
+    require_loads,
+    save,
+)
 from tests.mpi_launch import finish, pythons, start
 
 SIZE = 4
+N_FILES = SIZE + 3  # shards, manifest, layout, receipts
 SECONDS = 20.0
 PROGRAMS = Path(__file__).parent / "programs"
 MANIFEST_TMP = "{path}/manifest.json.tmp"
@@ -74,6 +79,7 @@ MANIFEST_FAULTS = {
     "EDQUOT at the opening of the manifest": publish_fault(
         "openat:error=EDQUOT", path=MANIFEST_TMP
     ),
+    "EIO at the write of the receipts": publish_fault("write:error=EIO:when=1"),
     "ENOSPC at the write of the manifest": publish_fault(
         "write:error=ENOSPC", path=MANIFEST_TMP
     ),
@@ -210,8 +216,9 @@ def require_goes_on(ranks):
     assert {rank["again"]["class"] for rank in ranks} == {None}
     assert {rank["load again"].get("value") for rank in ranks} == {3}
     names = {name.rpartition("-")[0] for name in ranks[0]["files again"]}
-    assert len(ranks[0]["files again"]) == SIZE + 2, "manifest, shards, layout file"
-    assert names == {"", "layout", *(f"rank{rank:05d}" for rank in range(SIZE))}
+    assert len(ranks[0]["files again"]) == N_FILES
+    shards = {f"rank{rank:05d}" for rank in range(SIZE)}
+    assert names == {"", "layout", "receipts"} | shards
 
 
 @needs_strace
@@ -239,7 +246,7 @@ def test_failed_save_leaves_nothing(said, python, name):
 def test_failed_overwriting_leaves_the_old_checkpoint(said, python, name):
     ranks = said(python, name)
 
-    assert len(ranks[0]["files after"]) == SIZE + 2
+    assert len(ranks[0]["files after"]) == N_FILES
     assert {rank["load after"].get("value") for rank in ranks} == {1}
     require_goes_on(ranks)
 
@@ -338,7 +345,5 @@ def test_save_fails_alike_when_one_rank_has_no_space(small_disk, moment, python)
     assert {rank["load previous"].get("value") for rank in ranks} == {1}
     # The same directory takes a smaller state afterwards, and nothing else is there.
     assert {rank["again"]["class"] for rank in ranks} == {None}
-    manifest = read_manifest(small_disk / "step-2")
-    files = {path.name for path in (small_disk / "step-2").iterdir()}
-    named = {*(shard.path for shard in manifest.shards), manifest.layout.path}
-    assert files == named | {"manifest.json"}
+    step_2 = small_disk / "step-2"
+    assert files_of(step_2) == files_named_by_manifest(step_2)

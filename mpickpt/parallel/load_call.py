@@ -1,0 +1,93 @@
+"""The arguments of one load."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from mpickpt.planning.wants import Rules
+
+VERIFY = ("sha256", "crc32", "none")
+
+
+def load_call(
+    path: str | os.PathLike[str],
+    *,
+    like: Any = None,
+    expected_world_size: int | None = None,
+    reshard: bool = False,
+    verify: str | None = None,
+    only: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    missing: str = "error",
+    unexpected: str = "error",
+    cast: bool = False,
+) -> "LoadCall":
+    """Return the arguments of one load; see `load_sharded`."""
+    return LoadCall(
+        directory=Path(os.path.abspath(path)),
+        like=like,
+        expected_world_size=expected_world_size,
+        reshard=reshard,
+        verify=verify or os.environ.get("MPICKPT_VERIFY") or "sha256",
+        only=only if only is None else tuple(only),
+        rename=dict(rename or {}),
+        missing=missing,
+        unexpected=unexpected,
+        cast=cast,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCall:
+    """The arguments of one load."""
+
+    directory: Path
+    like: Any
+    expected_world_size: int | None
+    reshard: bool
+    verify: str
+    only: tuple[str, ...] | None
+    rename: dict[str, str]
+    missing: str
+    unexpected: str
+    cast: bool
+
+    def check(self) -> None:
+        """Raise unless the arguments are among those that are known."""
+        for name, known in (
+            ("verify", VERIFY),
+            ("missing", ("error", "keep")),
+            ("unexpected", ("error", "ignore")),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; expected one of {known}")
+
+    @property
+    def verifies_all(self) -> bool:
+        """Whether every byte of the checkpoint is verified."""
+        return self.verify != "none" and self.only is None
+
+    def packed(self) -> bytes:
+        """Return what must be the same on all ranks."""
+        text = repr((str(self.directory), self.reshard, self.verify, self.rename))
+        return sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+    def rules(self) -> Rules:
+        """Return the ways out that were chosen."""
+        only = self.only
+
+        @cache
+        def selected(key: str) -> bool:
+            return only is None or any(_fits(key, pattern) for pattern in only)
+
+        return Rules(selected, self.missing == "keep", self.cast)
+
+
+def _fits(key: str, pattern: str) -> bool:
+    return fnmatchcase(key, pattern) or key.startswith(pattern.rstrip("/") + "/")

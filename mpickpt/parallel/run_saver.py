@@ -1,0 +1,173 @@
+"""Saves the steps of one run: in the background or at once, then retains."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpickpt.parallel.communicators import Conversations
+from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.describe import memory_of
+from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.pending import OnBusy, begin_save
+from mpickpt.parallel.pending_save import PendingSave
+from mpickpt.parallel.run_keeper import RunKeeper, run_record
+from mpickpt.parallel.save import save_at_once
+from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.save_steps import Save
+from mpickpt.parallel.waiting import Steps, run
+from mpickpt.storage.catalog import step_path
+
+
+class RunSaver:
+    """Saves steps of one run, one at a time.
+
+    Parameters
+    ----------
+    comm, talks
+        The ranks.
+    keeper : RunKeeper
+        Of the run directory.
+    state, progress, on_busy, options, metadata
+        As in `CheckpointManager`; `progress` is resolved.
+
+    Attributes
+    ----------
+    last_step : int or None
+        The step that was saved, or restored, last.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        talks: Conversations,
+        keeper: RunKeeper,
+        *,
+        state: Callable[[], Any],
+        progress: str,
+        on_busy: OnBusy,
+        options: SaveOptions,
+        metadata: dict[str, Any] | None,
+    ) -> None:
+        self.last_step: int | None = None
+        self._comm = comm
+        self._talks = talks
+        self._keeper = keeper
+        self._state = state
+        self._progress = progress
+        self._on_busy = on_busy
+        self._options = options
+        self._metadata = metadata
+        self._pending: PendingSave | None = None
+        self._ran_before_s: float | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory."""
+        return self._keeper.run.path
+
+    def goes_on_from(self, step: int, ran_s: float) -> None:
+        """Note that a step was restored, and how long the run had taken by then.
+
+        Notes
+        -----
+        What the run took before this process is what the first restore says: to go
+        back later takes no time off.
+        """
+        self.last_step = step
+        if self._ran_before_s is None:
+            self._ran_before_s = ran_s
+
+    def poll(self) -> bool:
+        """Let the save in the background go on; tell whether it has failed."""
+        pending = self._pending
+        return pending is not None and pending.poll() and pending.has_failed
+
+    def save(
+        self, step: int, metrics: Mapping[str, Any] | None, *, wait: bool
+    ) -> float | None:
+        """Save a step; return for how long the program waited, None if skipped.
+
+        Parameters
+        ----------
+        step, metrics
+            As in `CheckpointManager.save`.
+        wait : bool
+            Whether to wait until it is durable.
+        """
+        run(self._talks.save.on_root(self._keeper.become_writer, "lease"))
+        begin = time.monotonic()
+        call = self._call(step, metrics)
+        if wait:
+            self.wait()
+            run(self._saved_at_once(call))
+        elif not self._begin(call):
+            return None
+        self.last_step = step
+        return time.monotonic() - begin
+
+    def wait(self) -> None:
+        """Wait until no save is under way; raise what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.settle()
+
+    def abandon(self) -> None:
+        """Leave a save that is under way unpublished; local."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.abandon()
+
+    def _begin(self, call: SaveCall) -> bool:
+        if self._pending is not self._talks.memory.get("pending"):
+            self.wait()  # ended since, for a save of somebody else
+        pending = begin_save(
+            self._talks,
+            call,
+            progress=self._progress,
+            on_busy=self._on_busy,
+            owner=self,
+            after=self._after_publish,
+        )
+        if pending is not None:
+            self._pending = pending
+        return pending is not None
+
+    def _saved_at_once(self, call: SaveCall) -> Steps[None]:
+        talk = self._talks.save
+        memory = memory_of(self._talks.memory, self.run_dir)
+        result = yield from save_at_once(Save(talk, memory, call))
+        yield from self._after_publish(talk, result)
+
+    def _after_publish(self, talk: Conversation, result: SaveResult) -> Steps[None]:
+        """Forget attempts, since there was progress, and remove what is too old."""
+        self._keeper.good.add(result.step)
+        if talk.rank == 0:
+            self._keeper.forget_attempts()
+        yield from self._keeper.retain(talk)
+
+    def _call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
+        if self._ran_before_s is None:
+            self._ran_before_s = 0.0
+        return SaveCall(
+            state=self._state,
+            directory=step_path(self.run_dir, step),
+            step=step,
+            metadata=self._metadata,
+            metrics=None if metrics is None else _plain(metrics),
+            overwrite=False,
+            options=self._options,
+            comm=self._comm,
+            run=run_record(),
+            ran_before_s=self._ran_before_s,
+            before_publish=self._keeper.require_lease,
+            make_space=self._keeper.make_space,
+        )
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics with Python's numbers for numpy's."""
+    return {
+        name: value.item() if hasattr(value, "item") else value
+        for name, value in metrics.items()
+    }
