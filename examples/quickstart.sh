@@ -55,7 +55,9 @@ train_without_a_break() {
 lose_a_rank() {
     say "2. Train again, and lose rank 2 in the middle of step 27"
     local status=0
-    train killed 4 --run $run --steps 40 --kill-rank 2 --kill-step 27 || status=$?
+    # --wait: else the checkpoint of step 20 might still be on its way at step 27.
+    train killed 4 --run $run --steps 40 --wait --kill-rank 2 --kill-step 27 ||
+        status=$?
     claim "the job died (exit status $status)" test $status -ne 0
     claim "the newest checkpoint is of step 20" newest_step_is 20
 }
@@ -103,9 +105,15 @@ flip_one_bit() {
     claim "and names $shard" grep -qF "$shard" "$logs/verify"
 
     status=0
-    train damaged 6 --run $run --steps 60 || status=$?
+    train damaged 6 --run $run --steps 60 --restore 50 || status=$?
     claim "load finds it (exit status $status)" test $status -ne 0
     claim "and names $shard" grep -q "^CorruptShardError: .*$shard" "$logs/damaged"
+
+    train passed-over 6 --run $run --steps 50 --reshard
+    claim "a plain start passes it over" grep -q '^resumed from step 40 ' "$logs/passed-over"
+    claim "and ends with the same arrays" \
+        test "$(value_of arrays passed-over)" = "$(value_of arrays resharded)"
+    show mpickpt ls $run
 }
 
 flip_bit_in_the_middle() {

@@ -6,8 +6,9 @@
 
 It trains a character-level GPT, written in numpy alone, on the text that every
 Python carries in `pydoc_data.topics`. The same command again goes on from the
-newest checkpoint. `-m mpi4py` is good practice: an error on one rank then ends the
-job instead of leaving the others waiting for it.
+newest checkpoint that is whole. `-m mpi4py` is good practice: an error on one rank
+then ends the job instead of leaving the others waiting for it. The batch scripts in
+`slurm/` run it as it is: told that its time is up, it saves and exits with status 85.
 
 How the state lies on the ranks, as in any mixed-precision job with ZeRO stage 1:
 
@@ -47,10 +48,10 @@ import numpy as np
 from mpi4py import MPI
 
 import mpickpt
-from mpickpt import PerRank, Replicated, Sharded
+from mpickpt import CheckpointManager, EverySteps, PerRank, Replicated, Sharded
 
 VOCAB, CONTEXT, WIDTH, HEADS, LAYERS = 128, 64, 64, 4, 2
-BATCH, LEARNING_RATE, WARM_UP_STEPS, SEED = 8, 4e-3, 8, 20260131
+BATCH, LEARNING_RATE, WARM_UP_STEPS = 8, 4e-3, 8
 GRAIN = 4096  # elements; partitions are cut at its multiples only
 
 TEXT = np.frombuffer("".join(topics.values()).encode("ascii", "replace"), np.uint8)
@@ -61,10 +62,18 @@ def main() -> int:
     args = parse_args()
     comm = MPI.COMM_WORLD
     run = args.run or Path("runs", f"train_gpt-{comm.size}-ranks")
-    job = Training(comm)
+    job = Training(comm, args.seed)
     try:
-        resume(job, run, reshard=args.reshard)
-        train(job, run, args)
+        with CheckpointManager(
+            run,
+            comm,
+            state=job.state,
+            keep=args.keep,
+            when=EverySteps(args.every),
+            asynchronous=not args.wait,
+        ) as checkpoints:
+            resume(job, checkpoints, args)
+            train(job, checkpoints, args)
     except mpickpt.CollectiveTimeoutError:
         raise  # a rank is lost: each survivor fails for itself, and `-m mpi4py` aborts
     except mpickpt.CheckpointError as error:
@@ -72,8 +81,11 @@ def main() -> int:
         if comm.rank == 0:
             sys.exit(f"{type(error).__name__}: {error}")
         return 0
-    say(comm, "arrays {}\ndigest {}".format(*digests(job)))
-    return 0
+    if checkpoints.should_stop:
+        say(comm, f"stopped after step {job.step}, which is saved")
+    else:
+        say(comm, "arrays {}\ndigest {}".format(*digests(job)))
+    return checkpoints.exit_code
 
 
 def parse_args() -> argparse.Namespace:
@@ -82,41 +94,51 @@ def parse_args() -> argparse.Namespace:
     option = parser.add_argument
     option("--run", type=Path, help="run directory (default: one per world size)")
     option("--steps", type=int, default=40, help="train up to this step")
+    option("--seed", type=int, default=20260131, help="another seed, another run")
     option("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
+    option("--keep", type=int, help="only the newest so many checkpoints")
+    option("--wait", action="store_true", help="wait until a checkpoint is durable")
     option("--reshard", action="store_true", help="accept another number of ranks")
+    option("--restore", type=int, metavar="STEP", help="go on from this step, or fail")
     option("--kill-rank", type=int, help="this rank SIGKILLs itself")
     option("--kill-step", type=int, help="in the middle of this step")
     return parser.parse_args()
 
 
-def resume(job: "Training", run: Path, *, reshard: bool) -> None:
-    """Fill `job` from the newest checkpoint of the run directory, if there is one."""
+def resume(
+    job: "Training", checkpoints: CheckpointManager, args: argparse.Namespace
+) -> None:
+    """Fill `job` from the newest checkpoint that is whole, if there is one."""
     comm = job.comm
-    path = comm.bcast(mpickpt.latest(run) if comm.rank == 0 else None)
-    if path is None:
+    if args.restore is not None:
+        restored = checkpoints.restore(args.restore, reshard=args.reshard)
+    else:
+        restored = checkpoints.restore_latest(reshard=args.reshard)
+    if restored is None:
         say(comm, f"starting from step 0 on {comm.size} ranks")
         return
-    saved = mpickpt.load_sharded(path, comm=comm, like=job.state(), reshard=reshard)
-    job.step, job.losses = saved["step"], saved["losses"]
+    job.step, job.losses = restored.state["step"], restored.state["losses"]
     say(comm, f"resumed from step {job.step} on {comm.size} ranks")
     say(comm, "loaded arrays {}".format(*digests(job)))
 
 
-def train(job: "Training", run: Path, args: argparse.Namespace) -> None:
-    """Train up to step `args.steps`, with a checkpoint every `args.every` steps."""
+def train(
+    job: "Training", checkpoints: CheckpointManager, args: argparse.Namespace
+) -> None:
+    """Train up to step `args.steps`, or until the job is told to stop."""
     comm = job.comm
     owners = sum(count > 0 for count in job.counts)
     say(comm, f"{job.half.size} parameters, owned by {owners} of {comm.size} ranks")
-    while job.step < args.steps:
+    while job.step < args.steps and not checkpoints.should_stop:
         loss, gradient = job.gradient()
         if (comm.rank, job.step + 1) == (args.kill_rank, args.kill_step):
             os.kill(os.getpid(), signal.SIGKILL)  # gone, as with its node: no goodbye
         job.update(loss, gradient)
         if job.step in (1, args.steps) or job.step % 5 == 0:
             say(comm, f"step {job.step:3d}  loss {job.losses[-1]:.4f}")
-        if job.step % args.every == 0 or job.step == args.steps:
-            path = mpickpt.step_path(run, job.step)
-            mpickpt.save_sharded(job.state(), path, step=job.step, comm=comm)
+        is_saved = checkpoints.save_if_due(job.step)
+        if job.step == args.steps and not is_saved:
+            checkpoints.save(job.step)
 
 
 def say(comm: MPI.Intracomm, text: str) -> None:
@@ -138,14 +160,14 @@ class Training:
         This rank's partition of master weights and Adam moments.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, seed: int) -> None:
         self.comm = comm
         self.step = 0
         self.losses: list[float] = []
         # The world size is part of the seed: when it changes, every rank keeps its new
         # stream, and none draws the batches of the first steps a second time.
-        self.rng = np.random.default_rng([SEED, comm.size, comm.rank])
-        self.half = initial_parameters().astype(np.float16)
+        self.rng = np.random.default_rng([seed, comm.size, comm.rank])
+        self.half = initial_parameters(seed).astype(np.float16)
         self.counts = partition(self.half.size, comm.size)
         start = sum(self.counts[: comm.rank])
         mine = self.half[start : start + self.counts[comm.rank]]
@@ -249,10 +271,10 @@ def named(flat: np.ndarray) -> dict[str, np.ndarray]:
     return {name: view.reshape(shape) for (name, shape), view in views}
 
 
-def initial_parameters() -> np.ndarray:
+def initial_parameters(seed: int) -> np.ndarray:
     """Return the parameters of step 0, flat; the same on every rank."""
     flat = np.empty(sum(map(math.prod, SHAPES.values())))
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     for name, view in named(flat).items():
         is_norm = name.endswith("norm")
         view[:] = [[1], [0]] if is_norm else 0.05 * rng.standard_normal(view.shape)
@@ -401,4 +423,8 @@ def turned(x: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Exiting with a status aborts MPI under `-m mpi4py`, unless it is finalized; srun
+    # answers an abort with a kill, and a requested requeue, 85, would look like 137.
+    MPI.Finalize()
+    sys.exit(status)

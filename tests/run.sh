@@ -20,6 +20,9 @@ install_tools() {
     local missing=()
     command -v h5dump >/dev/null || missing+=(hdf5-tools)
     command -v strace >/dev/null || missing+=(strace)
+    command -v munged >/dev/null || missing+=(munge)
+    command -v slurmctld >/dev/null || missing+=(slurm-wlm)
+    command -v shellcheck >/dev/null || missing+=(shellcheck)
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     [ ${#missing[@]} -eq 0 ] && return
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
