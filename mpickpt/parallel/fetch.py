@@ -13,6 +13,7 @@ from mpickpt.format.dtypes import dtype_name, parse_dtype
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.parallel.broadcast import broadcast_in_rounds
 from mpickpt.parallel.conversation import Conversation
+from mpickpt.parallel.options import default_direct_io
 from mpickpt.parallel.parcels import Parcels
 from mpickpt.parallel.redistribute import Redistribution
 from mpickpt.parallel.routing import (
@@ -28,7 +29,7 @@ from mpickpt.planning.layout import owner_of
 from mpickpt.planning.tiling import first_wrong_index
 from mpickpt.planning.wants import Want
 from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
-from mpickpt.storage.filesystem import default_direct_io
+from mpickpt.storage.filesystem import wants_direct
 from mpickpt.storage.shard_reader import ShardReader
 from mpickpt.storage.stored_box import StoredBox, spans_and_check, stored_boxes
 from mpickpt.storage.stream import read_shard
@@ -249,7 +250,7 @@ class Fetch:
                 spans=spans,
                 check=check,
                 deliver=deliver,
-                direct=default_direct_io(reader.path.parent),
+                direct=wants_direct(reader.path.parent, default_direct_io()),
                 cancelled=cancelled,
             )
         parcels.flush()

@@ -164,7 +164,7 @@ class CheckpointManager:
         Notes
         -----
         Collective. A damaged checkpoint is passed over, and so is one that was
-        restored by `max_attempts` programs, none of which saved since or came to
+        restored by `max_attempts` programs, none of which did a step or came to
         `close`. What was passed over is set aside as ``step-….rejected-…`` before
         this returns, so that those steps can be saved again. While another job
         writes in the run directory, nothing is counted and nothing is set aside.
@@ -224,6 +224,8 @@ class CheckpointManager:
         it saves once more, waits for that, and sets `should_stop`.
         """
         self._require_open()
+        if self._talks.save.rank == 0:
+            self._keeper.note_step_done()
         decision = self._watch.decide(step, has_failed=self._saver.poll())
         if decision.has_failed:
             self.wait()

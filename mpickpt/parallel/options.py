@@ -37,12 +37,11 @@ class SaveOptions:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        direct_io = self.direct_io or os.environ.get("MPICKPT_DIRECT_IO", "auto")
+        direct_io = self.direct_io or default_direct_io()
         striping = self.striping or os.environ.get("MPICKPT_STRIPING", "site")
         object.__setattr__(self, "direct_io", direct_io)
         object.__setattr__(self, "striping", striping)
-        if direct_io not in ("auto", "on", "off"):
-            raise ValueError(f"direct_io {direct_io!r} is not 'auto', 'on' or 'off'")
+        _require_known(direct_io)
         if striping != "site":
             raise ValueError(
                 f"striping {striping!r} is not 'site', the only one of this version"
@@ -85,3 +84,15 @@ class SaveResult:
     nbytes: int
     written_nbytes: int
     seconds: dict[str, float]
+
+
+def default_direct_io() -> str:
+    """Return ``MPICKPT_DIRECT_IO``, which loads obey too, else "auto"."""
+    direct_io = os.environ.get("MPICKPT_DIRECT_IO") or "auto"
+    _require_known(direct_io)
+    return direct_io
+
+
+def _require_known(direct_io: str) -> None:
+    if direct_io not in ("auto", "on", "off"):
+        raise ValueError(f"direct_io {direct_io!r} is not 'auto', 'on' or 'off'")

@@ -140,6 +140,11 @@ class RunKeeper:
                 log.warning("a restore stays counted: %s", error)
         self._attempted = None
 
+    def note_step_done(self) -> None:
+        """Forget all restores at the first step after one: the program did not die."""
+        if self._attempted is not None:
+            self.forget_attempts()
+
     def forget_attempts(self) -> None:
         """Forget all restores: there was progress since."""
         self._attempted = None

@@ -36,7 +36,7 @@ from mpickpt.storage.commit import (
     storage_errors,
     sync_directory,
 )
-from mpickpt.storage.filesystem import default_direct_io, free_nbytes
+from mpickpt.storage.filesystem import free_nbytes, wants_direct
 from mpickpt.storage.removal import own_files
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_image import build_image
@@ -242,13 +242,6 @@ def remove_if_empty(directory: Path, world_size: int) -> None:
     for name in [*shard_subdirectories(world_size), "."]:
         with contextlib.suppress(OSError):
             (directory / name).rmdir()
-
-
-def wants_direct(directory: Path, direct_io: str) -> bool:
-    """Tell whether to go around the page cache in a directory."""
-    if direct_io == "auto":
-        return default_direct_io(directory)
-    return direct_io == "on"
 
 
 def _refuse_published(directory: Path, *, overwrite: bool) -> None:

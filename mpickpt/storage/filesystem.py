@@ -73,6 +73,11 @@ def default_direct_io(path: Path) -> bool:
     return mount is not None and mount.type in _DIRECT_IO_TYPES
 
 
+def wants_direct(path: Path, direct_io: str) -> bool:
+    """Tell whether to go around the page cache: "on", "off", or "auto"."""
+    return default_direct_io(path) if direct_io == "auto" else direct_io == "on"
+
+
 def free_nbytes(path: Path) -> int:
     """Return the bytes that an ordinary user may still write under `path`.
 

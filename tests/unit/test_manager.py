@@ -520,6 +520,23 @@ def test_save_clears_the_attempts(run):
     assert crashes(run, 3) == [4, 4, 4]
 
 
+def crash_after_a_step(run, comm=None):
+    with manager_of(run, comm, Training(comm)) as manager:
+        restored = manager.restore_latest()
+        manager.save_if_due(manager.next_step)
+        raise Crash(restored.step)
+
+
+def test_step_done_clears_the_attempts(run):
+    train_on_ranks(run, steps=4, when=EACH)
+    crashes(run, 2)
+
+    for outcome in run_ranks(SIZE, lambda comm: crash_after_a_step(run, comm)):
+        assert isinstance(outcome, Crash), outcome
+
+    assert crashes(run, 3) == [3, 3, 3]
+
+
 def test_restore_by_a_program_that_ends_well_is_no_attempt(run):
     train_on_ranks(run, steps=4, when=EACH)
 
