@@ -72,7 +72,8 @@ def load_sharded(
         What is compared: whole shards by SHA-256 (default), their blocks by CRC-32,
         or nothing but manifest and indexes. Default ``MPICKPT_VERIFY``.
     only : sequence of str, optional
-        Patterns of keys to load, as in "model/*"; the rest of `like` keeps its values.
+        Patterns of keys to load, as in ["model/*"]; the rest of `like` keeps its
+        values.
         Just the blocks that hold them are read, and verified by CRC-32.
     rename : dict of str to str, optional
         Saved key to wanted key, of an entry or a subtree: ``{"old/": "new/"}``.
@@ -201,7 +202,8 @@ class Load:
         if others:
             raise CallMismatchError(
                 f"rank {others[0]} called load_sharded with another path, reshard, "
-                "verify or rename than rank 0; every rank must pass the same",
+                "verify, rename or expected_world_size than rank 0; every rank must "
+                "pass the same",
                 rank=others[0],
             )
 

@@ -27,19 +27,45 @@ def load_call(
     unexpected: str = "error",
     cast: bool = False,
 ) -> "LoadCall":
-    """Return the arguments of one load; see `load_sharded`."""
+    """Return the arguments of one load; see `load_sharded`.
+
+    What is wrong on one rank is not raised here, where the others would wait for it,
+    but by `LoadCall.check`, on all ranks.
+    """
+    directory, patterns, renames, unusable = Path(os.sep), None, {}, None
+    try:
+        directory = Path(os.path.abspath(path))
+        patterns = None if only is None else _patterns(only)
+        renames = _renames(rename)
+    except (TypeError, ValueError) as error:
+        unusable = error
     return LoadCall(
-        directory=Path(os.path.abspath(path)),
+        directory=directory,
         like=like,
         expected_world_size=expected_world_size,
         reshard=reshard,
         verify=verify or os.environ.get("MPICKPT_VERIFY") or "sha256",
-        only=only if only is None else tuple(only),
-        rename=dict(rename or {}),
+        only=patterns,
+        rename=renames,
         missing=missing,
         unexpected=unexpected,
         cast=cast,
+        unusable=unusable,
     )
+
+
+def _patterns(only: Any) -> tuple[str, ...]:
+    patterns = (only,) if isinstance(only, str) else tuple(only)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"only is {only!r}; expected patterns as in ['model/*']")
+    return patterns
+
+
+def _renames(rename: Any) -> dict[str, str]:
+    renames = dict(rename or {})
+    if not all(isinstance(key, str) for pair in renames.items() for key in pair):
+        raise TypeError(f"rename is {rename!r}; expected {{'old key': 'new key'}}")
+    return renames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +82,12 @@ class LoadCall:
     missing: str
     unexpected: str
     cast: bool
+    unusable: Exception | None = None
 
     def check(self) -> None:
         """Raise unless the arguments are among those that are known."""
+        if self.unusable is not None:
+            raise self.unusable
         for name, known in (
             ("verify", VERIFY),
             ("missing", ("error", "keep")),
@@ -75,7 +104,8 @@ class LoadCall:
 
     def packed(self) -> bytes:
         """Return what must be the same on all ranks."""
-        text = repr((str(self.directory), self.reshard, self.verify, self.rename))
+        same = (self.reshard, self.verify, self.rename, self.expected_world_size)
+        text = repr((str(self.directory), *same))
         return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
     def rules(self) -> Rules:

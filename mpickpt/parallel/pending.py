@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpickpt.errors import CallMismatchError, CheckpointError
-from mpickpt.parallel.communicators import Conversations, conversations_of, mpi_of
+from mpickpt.parallel.communicators import Conversations, mpi_of
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
-from mpickpt.parallel.pending_save import PendingSave
-from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.pending_save import PendingSave, pending_of
+from mpickpt.parallel.save_call import (
+    SaveCall,
+    conversations_of_save,
+    place_and_options,
+)
 from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.storage.checkpoint_writer import write_staged_file
@@ -73,21 +77,27 @@ def save_sharded_async(
     The copy takes as much memory as the state, kept for the next save.
     """
     log_as_asked()
-    options = options or SaveOptions()
+    directory, options, unusable = place_and_options(path, options)
+    talks = conversations_of_save(comm, options)
+    driver = "poll"
+    try:
+        on_busy = known_on_busy(on_busy)
+        driver = resolved_progress(progress, comm)
+    except ValueError as error:
+        on_busy = on_busy if on_busy in ON_BUSY else "wait"
+        unusable = error
     call = SaveCall(
         state=lambda: tree,
-        directory=Path(os.path.abspath(path)),
+        directory=directory,
         step=step,
         metadata=metadata,
         metrics=metrics,
         overwrite=overwrite,
         options=options,
         comm=comm,
+        unusable=unusable,
     )
-    talks = conversations_of(comm, options.timeout_s)
-    return begin_save(
-        talks, call, progress=resolved_progress(progress, comm), on_busy=on_busy
-    )
+    return begin_save(talks, call, progress=driver, on_busy=on_busy)
 
 
 def begin_save(
@@ -113,7 +123,7 @@ def begin_save(
         Steps that belong to the save and follow its publishing.
     """
     known_on_busy(on_busy)
-    earlier: PendingSave | None = talks.memory.get("pending")
+    earlier = pending_of(talks)
     if not run(_may_begin(talks, earlier, on_busy)):
         return None
     if earlier is not None:

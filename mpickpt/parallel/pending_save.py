@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from mpickpt.parallel.communicators import Conversations
 from mpickpt.parallel.options import SaveResult
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.storage.staging import yield_cpu
@@ -175,3 +176,9 @@ class PendingSave:
 
 class _Abandoned(BaseException):
     """Ends the steps of a save as Ctrl-C would."""
+
+
+def pending_of(talks: Conversations) -> PendingSave | None:
+    """Return the last save in the background on a communicator, ended or not."""
+    pending: PendingSave | None = talks.memory.get("pending")
+    return pending

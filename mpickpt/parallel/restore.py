@@ -191,7 +191,7 @@ def _newest_of_those_listed(
 def _newest_first(keeper: RunKeeper) -> bytes:
     listed = [
         (entry.step, str(entry.path), keeper.run.attempts(entry.step))
-        for entry in reversed(keeper.run.candidates())
+        for entry in reversed(keeper.look())
     ]
     return json.dumps(listed).encode()
 

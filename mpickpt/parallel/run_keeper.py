@@ -30,7 +30,7 @@ from mpickpt.storage.removal import (
     unpublish,
 )
 from mpickpt.storage.run_directory import RunDirectory
-from mpickpt.storage.run_entry import retention_candidates
+from mpickpt.storage.run_entry import RunEntry, retention_candidates
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,13 @@ class RunKeeper:
         self.goes_on_from: int | None = None
         self._reasons: dict[int, str] = {}
         self._attempted: int | None = None
+        self._seen: dict[int, str | None] | None = None
+
+    def look(self) -> list[RunEntry]:
+        """Return the published checkpoints, and remember which they were."""
+        entries = self.run.candidates()
+        self._seen = {entry.step: entry.checkpoint_id for entry in entries}
+        return entries
 
     def become_writer(self, *, patience_s: float | None = None) -> bytes:
         """Take the lease, if this job does not hold it; tidy up before the first save.
@@ -84,6 +91,7 @@ class RunKeeper:
             if patience_s is None:
                 patience_s = LEASE_PATIENCE_S
             self.lease = Lease.acquire(self.run.path, patience_s=patience_s)
+            self._require_nothing_new()
             sweep_siblings(self.run.path, set())
         self.lease.require()
         if self.goes_on_from is not None:
@@ -152,6 +160,22 @@ class RunKeeper:
             self.run.clear_attempts()
         except StorageError as error:
             log.warning("restores stay counted: %s", error)
+
+    def _require_nothing_new(self) -> None:
+        """Raise if another job has saved since this one looked what to go on from.
+
+        Its steps would be set aside, and trained again, by a job that waited for it.
+        """
+        now = {entry.step: entry.checkpoint_id for entry in self.run.candidates()}
+        seen = now if self._seen is None else self._seen
+        new = sorted(step for step in now if now[step] != seen.get(step))
+        if new:
+            self.release()
+            raise LeaseHeldError(
+                f"another job has saved step {new[-1]} in {self.run.path} since this "
+                "one looked what to go on from; start again, to go on from there",
+                path=str(self.run.path),
+            )
 
     def require_lease(self) -> None:
         """Raise if another job has become the writer."""

@@ -68,7 +68,12 @@ class RunRestorer:
         tag = next_tag(self._talks.memory)
         make_call = self._make_call(options)
         talk = self._talks.load
+        run(talk.on_root(self._look, "restore"))
         return run(restore_one(talk, self._keeper, make_call, path, tag=tag))
+
+    def _look(self) -> bytes:
+        self._keeper.look()
+        return b""
 
     def _make_call(self, options: dict[str, Any]) -> MakeCall:
         def make_call(path: Path) -> LoadCall:

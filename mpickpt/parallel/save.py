@@ -8,6 +8,7 @@ from typing import Any
 from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions, SaveResult
+from mpickpt.parallel.pending_save import pending_of
 from mpickpt.parallel.save_call import (
     SaveCall,
     conversations_of_save,
@@ -75,7 +76,8 @@ def save_sharded(
     Notes
     -----
     Collective: every rank of `comm` calls it, and every rank raises the same error.
-    Not thread-safe. Durable and whole on every rank when it returns.
+    Not thread-safe. Durable and whole on every rank when it returns. Waits for a save
+    of `save_sharded_async` on the same `comm` that is still under way.
     """
     log_as_asked()
     directory, options, unusable = place_and_options(path, options)
@@ -91,6 +93,10 @@ def save_sharded(
         comm=comm,
         unusable=unusable,
     )
+    earlier = pending_of(talks)
+    if earlier is not None:
+        # Two saves at a time could be to one path, and each sweep what is the other's.
+        earlier.finish()
     memory = memory_of(talks.memory, call.directory.parent)
     return run(save_at_once(Save(talks.save, memory, call)))
 

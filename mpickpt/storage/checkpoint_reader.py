@@ -21,7 +21,7 @@ from mpickpt.storage.per_rank_values import PerRankValues
 from mpickpt.storage.saved_state import SavedState
 from mpickpt.storage.selection import Selection
 
-Key = str | tuple[str | int, ...]
+Key = str | int | tuple[str | int, ...]
 
 
 def open_checkpoint(path: PathLike) -> "Checkpoint":
@@ -63,8 +63,9 @@ def open_checkpoint(path: PathLike) -> "Checkpoint":
 class Checkpoint:
     """A checkpoint that is open for reading; see `open_checkpoint`.
 
-    A key is a path of components, ``ckpt["model", "w"]``, or one text that joins
-    them with "/", ``ckpt["model/w"]``, escaped as `mpickpt show` prints it.
+    A key is a path of components, ``ckpt["model", "w"]`` or ``ckpt["layers", 0]``, or
+    one text that joins them with "/", ``ckpt["model/w"]``, escaped as `mpickpt show`
+    prints it.
 
     Notes
     -----
@@ -230,8 +231,9 @@ class Checkpoint:
 
 
 def _path_of(key: Key) -> KeyPath:
-    if isinstance(key, tuple):
-        return tuple(c if isinstance(c, str) else operator.index(c) for c in key)
+    if not isinstance(key, str):
+        components = key if isinstance(key, tuple) else (key,)
+        return tuple(c if isinstance(c, str) else operator.index(c) for c in components)
     try:
         return parse_key(key_from_user(key))
     except ValueError as error:

@@ -48,6 +48,11 @@ class RunEntry:
         return 0 if self.manifest is None else self.manifest.nbytes
 
     @property
+    def checkpoint_id(self) -> str | None:
+        """Id of the save; None where the manifest is damaged."""
+        return self.manifest.checkpoint_id if self.manifest else None
+
+    @property
     def created_at(self) -> str | None:
         """When it was saved, as the manifest says."""
         return None if self.manifest is None else self.manifest.created_at

@@ -585,6 +585,21 @@ def test_evaluator_changes_nothing_while_another_job_writes(run):
     assert after == before
 
 
+@pytest.mark.parametrize("already", [0, 2])
+def test_job_that_waited_for_another_sets_none_of_its_steps_aside(run, already):
+    train(run, steps=already, when=EACH)
+    late = manager_of(run, None, Training())
+    late.restore_latest()
+
+    train(run, steps=5, when=EACH)  # what another job does meanwhile, and ends
+
+    with pytest.raises(mpickpt.LeaseHeldError, match="saved step 4"):
+        late.save(late.next_step)
+    late.close()
+    assert max(steps_of(run)) == 4
+    assert rejections(run) == {}
+
+
 def test_writer_that_lost_its_lease_neither_publishes_nor_removes(run):
     def lose(comm):
         training = Training(comm)
