@@ -6,6 +6,7 @@ rank's box of a global array), `Replicated` (equal on all ranks) or `PerRank`.
 A wrapper takes one array or a whole subtree.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -119,7 +120,7 @@ class Sharded:
             Element type, for the case that no rank has a piece.
         """
         boxes = tuple((_index(offset), array) for offset, array in pieces)
-        return cls(None, tuple(global_shape), None, boxes, dtype)
+        return cls(None, _index(global_shape), None, boxes, dtype)
 
     @classmethod
     def spec(
@@ -140,7 +141,9 @@ class Sharded:
         dtype : dtype-like
             Element type expected.
         """
-        return cls(ArraySpec(_index(shape), dtype), tuple(global_shape), tuple(offset))
+        return cls(
+            ArraySpec(_index(shape), dtype), _index(global_shape), _index(offset)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +201,9 @@ class PerRank:
 
 
 def _index(value: Sequence[int] | int) -> Shape:
-    return (int(value),) if isinstance(value, int) else tuple(int(n) for n in value)
+    # Numpy's integers are no int; a float would be cut off to the wrong box.
+    items = value if isinstance(value, Iterable) else (value,)
+    return tuple(operator.index(n) for n in items)
 
 
 def _shape(value: Sequence[int] | None) -> Shape | None:

@@ -28,6 +28,7 @@ from mpickpt.state import ArraySpec, AsSaved, PerRank, Replicated, Shape, Sharde
 Array = np.ndarray[Any, Any]
 Wrapper = Sharded | Replicated | PerRank
 
+_INT64_MAX = 2**63 - 1
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 _HINT = (
     "say whose it is: Sharded(x, global_shape=..., offset=...) for this rank's box of "
@@ -245,6 +246,8 @@ class _Walk:
     def pieces(self, value: Sharded, key: str) -> Node:
         assert value.boxes is not None and value.global_shape is not None
         dtype = None if value.dtype is None else np.dtype(value.dtype)
+        nowhere = (0,) * len(value.global_shape)
+        require_inside(key, nowhere, value.global_shape, nowhere)
         for offset, array in value.boxes:
             if not isinstance(array, np.ndarray | ArraySpec):
                 raise StateTypeError(
@@ -295,14 +298,15 @@ def require_inside(key: str, shape: Shape, global_shape: Shape, offset: Shape) -
     """Raise `LayoutError` unless a box lies inside its global array."""
     same_rank = len(shape) == len(global_shape) == len(offset)
     if same_rank and all(
-        start >= 0 and start + n <= total
+        start >= 0 and start + n <= total <= _INT64_MAX
         for start, n, total in zip(offset, shape, global_shape, strict=True)
     ):
         return
     raise LayoutError(
         f"{shown(key)!r}: a box of shape {tuple(shape)} at offset {tuple(offset)} does "
         f"not lie inside the global shape {tuple(global_shape)}; offset + shape must "
-        "not exceed global_shape along any axis, and all three have one length",
+        "not exceed global_shape along any axis, global_shape not 2**63 - 1, and all "
+        "three have one length",
         key=shown(key),
     )
 

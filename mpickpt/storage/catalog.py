@@ -195,6 +195,12 @@ def step_directories(run_dir: PathLike) -> tuple[StepDirectory, ...]:
     return tuple(sorted(found, key=lambda one: (one.step, one.path.name)))
 
 
+def missing_shards(directory: PathLike, manifest: ShardManifest) -> list[str]:
+    """Return the paths of shards that are not there, by listing names alone."""
+    present = _relative_names(Path(directory), manifest.world_size)
+    return [shard.path for shard in manifest.shards if shard.path not in present]
+
+
 def rubbish(directory: PathLike, manifest: ShardManifest) -> list[str]:
     """Return the files that a crashed or replaced save left beside a checkpoint.
 

@@ -16,6 +16,7 @@ from mpickpt.errors import (
     CheckpointError,
     CheckpointExistsError,
     CheckpointNotFoundError,
+    IncompleteCheckpointError,
     StorageError,
 )
 from mpickpt.format.manifest import dump_manifest
@@ -27,7 +28,7 @@ from mpickpt.format.naming import (
     shard_subdirectories,
 )
 from mpickpt.format.records import LayoutRecord, ShardManifest
-from mpickpt.storage.catalog import read_manifest
+from mpickpt.storage.catalog import missing_shards, read_manifest
 from mpickpt.storage.commit import (
     discard,
     make_directory,
@@ -204,7 +205,20 @@ def write_receipts_file(directory: Path, save_id: str, document: bytes) -> None:
 
 
 def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
-    """Give the checkpoint its manifest, durably; return the manifest's bytes."""
+    """Give the checkpoint its manifest, durably; return the manifest's bytes.
+
+    Raises
+    ------
+    IncompleteCheckpointError
+        A shard is gone: another save of the same path, at the same time, swept it.
+    """
+    missing = missing_shards(directory, manifest)
+    if missing:
+        raise IncompleteCheckpointError(
+            f"{directory / missing[0]} is gone since it was written, with "
+            f"{len(missing) - 1} others; do two programs save to this path at once?",
+            path=str(directory / missing[0]),
+        )
     content = dump_manifest(manifest)
     publish_manifest(directory, content)
     return content

@@ -71,6 +71,16 @@ def test_text_and_int_keys_differ(checkpoint):
     assert checkpoint["a/b", ""] == "empty"
 
 
+def test_int_at_the_root_is_a_key_of_its_own(tmp_path):
+    mpickpt.save_sharded({5: "int", "5": "text"}, tmp_path / "c", step=1)
+
+    with mpickpt.open_checkpoint(tmp_path / "c") as checkpoint:
+        assert checkpoint[5] == "int"
+        assert checkpoint["%35"] == "text"
+        with pytest.raises(TypeError):
+            checkpoint[None]
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from mpickpt import SaveOptions, save_sharded
 from mpickpt.errors import (
     CheckpointError,
     CollectiveTimeoutError,
@@ -366,6 +367,27 @@ def test_rank_that_never_makes_its_first_call_is_named(missing):
     assert [error.missing_ranks for error in errors] == [[missing]] * 3
 
 
+def test_save_that_a_rank_never_calls_says_that_it_is_unpublished(tmp_path):
+    over = threading.Event()
+
+    def rank_main(comm):
+        if comm.rank == 1:
+            return over.wait(10)
+        options = SaveOptions(timeout_s=TIMEOUT_S)
+        try:
+            for _ in range(2):
+                with pytest.raises(CollectiveTimeoutError) as late:
+                    save_sharded({}, tmp_path / "c", step=1, comm=comm, options=options)
+                outcomes.append(late.value.outcome)
+        finally:
+            over.set()
+
+    outcomes = []
+    run_ranks(2, rank_main)
+
+    assert outcomes == ["unpublished"] * 2
+
+
 @pytest.mark.parametrize("interrupted", [0, 2])
 def test_interrupted_rank_raises_and_others_learn_long_before_the_deadline(interrupted):
     def rank_main(comm):
@@ -431,6 +453,15 @@ def test_conversation_alone_needs_no_communicator():
 def test_comm_of_another_kind_is_a_type_error():
     with pytest.raises(TypeError, match="got str"):
         conversations_of("COMM_WORLD")
+
+
+def test_comm_that_was_freed_is_a_type_error():
+    class Comm:
+        def __bool__(self):
+            return False
+
+    with pytest.raises(TypeError, match="COMM_NULL"):
+        conversations_of(Comm())
 
 
 def test_timeout_argument_wins_over_environment(monkeypatch):

@@ -59,6 +59,13 @@ def test_only_loads_what_fits_a_pattern(saved, patterns, kept, reshard):
         assert image_of(tree) == image_of(expected)
 
 
+def test_only_may_be_a_single_pattern(saved):
+    one = load(saved, only="model/norm/*")
+
+    assert image_of(one) == image_of(load(saved, only=["model/norm/*"]))
+    assert list(one[0]) == ["model"]
+
+
 def test_only_loads_one_entry_of_a_wrapper(saved):
     loaded = load(saved, lambda rank: model(rank, fill=7), only=["model/norm/bias"])
 
@@ -168,6 +175,34 @@ def test_rename_swaps_two_entries(tmp_path):
     loaded = load_sharded(tmp_path / "c", rename={"a": "b", "b": "a"})
 
     assert loaded == {"a": 2, "b": 1}
+
+
+def test_rename_joins_a_subtree_with_what_is_there(tmp_path):
+    state = {"old": {"b": {"c": 2}}, "model": {"a": 1, "b": {"d": 3}}}
+    save_sharded(state, tmp_path / "c", step=1)
+
+    loaded = load_sharded(tmp_path / "c", rename={"old/": "model/"})
+
+    assert loaded == {"model": {"a": 1, "b": {"d": 3, "c": 2}}}
+
+
+@pytest.mark.parametrize("size", [SIZE, 3])
+@pytest.mark.parametrize(
+    ("rename", "taken"),
+    [
+        ({"lr": "own"}, "own"),
+        ({"lr": "model"}, "model"),
+        ({"own": "model/w"}, "model/w"),
+        ({"own": "lr/x"}, "lr"),
+        ({"lr": "names/0"}, "names"),
+    ],
+)
+def test_rename_to_a_key_that_was_saved_is_refused(saved, size, rename, taken):
+    failure = load_failure(saved, size=size, rename=rename, reshard=True)
+
+    assert isinstance(failure, LayoutError)
+    assert failure.key == taken
+    assert repr(taken) in str(failure)
 
 
 def test_rename_goes_before_only(saved):

@@ -119,7 +119,33 @@ def test_every_way_to_verify_gives_the_same_state(saved, verify, size):
     assert image_of(loaded) == image_of([model(rank, size) for rank in range(size)])
 
 
-@pytest.mark.parametrize("option", ["path", "reshard", "verify", "rename"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("path", None),
+        ("verify", "md5"),
+        ("only", 5),
+        ("only", [5]),
+        ("rename", 5),
+        ("rename", {"a": 5}),
+        ("missing", "ignore"),
+        ("unexpected", "keep"),
+    ],
+)
+def test_wrong_argument_on_one_rank_is_the_same_error_on_all(saved, option, value):
+    def load_one(comm):
+        given = {"path": saved, "comm": comm}
+        load_sharded(**given | ({option: value} if comm.rank == 1 else {}))
+
+    failure = failure_on_ranks(SIZE, load_one)
+
+    assert isinstance(failure, TypeError | ValueError)
+    assert failure.rank == 1
+
+
+@pytest.mark.parametrize(
+    "option", ["path", "reshard", "verify", "rename", "expected_world_size"]
+)
 def test_load_with_other_arguments_than_rank_0_is_refused(saved, tmp_path, option):
     shutil.copytree(saved, tmp_path / "other")
     other = {
@@ -127,6 +153,7 @@ def test_load_with_other_arguments_than_rank_0_is_refused(saved, tmp_path, optio
         "reshard": True,
         "verify": "crc32",
         "rename": {"a": "b"},
+        "expected_world_size": SIZE + 1,
     }
 
     def load_one(comm):

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 import mpickpt
-from mpickpt import PerRank, Replicated, Sharded, load_sharded, save_sharded_async
+from mpickpt import (
+    PerRank,
+    Replicated,
+    Sharded,
+    load_sharded,
+    save_sharded,
+    save_sharded_async,
+)
 from mpickpt.parallel import pending as pending_module
 from mpickpt.parallel.pending_save import PendingSave
 from tests import ranks_as_threads
@@ -390,6 +397,45 @@ def test_interrupt_during_a_poll_comes_through(tmp_path):
         pending.poll()
 
     assert pending.has_failed
+
+
+@pytest.mark.parametrize("progress", ["poll", "thread"])
+def test_blocking_save_waits_for_the_one_under_way(tmp_path, held, progress):
+    held("c")
+    opened = threading.Timer(0.2, held("c").set)
+
+    def save_both(comm):
+        first = save_sharded_async(
+            tree_of(comm.rank, 1), tmp_path / "c", step=1, comm=comm, progress=progress
+        )
+        if comm.rank == 0:
+            opened.start()
+        # To the same path: the files of one must not be swept by the other.
+        save_sharded(
+            tree_of(comm.rank, 2), tmp_path / "c", step=2, comm=comm, overwrite=True
+        )
+        assert first.done
+        assert first.result().step == 1
+        loaded = load_sharded(tmp_path / "c", comm=comm)
+        return loaded["step"], loaded["w"].data[0, 0]
+
+    assert on_ranks(3, save_both) == [(2, 2 + rank / 10) for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"progress": "often"}, {"on_busy": "later"}, {"options": 5}, {"path": None}],
+)
+def test_wrong_argument_on_one_rank_is_the_same_error_on_all(tmp_path, wrong):
+    def save_one(comm):
+        given = {"path": tmp_path / "c"} | (wrong if comm.rank == 1 else {})
+        save_sharded_async({}, given.pop("path"), step=1, comm=comm, **given)
+
+    failure = failure_on_ranks(3, save_one)
+
+    assert isinstance(failure, TypeError | ValueError)
+    assert failure.rank == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_path_that_is_published_is_refused_before_anything_is_copied(tmp_path):

@@ -1,5 +1,7 @@
 """What a save refuses, alike on every rank: replicas, layouts, calls that differ."""
 
+import errno
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from mpickpt import (
     Replicated,
     SaveOptions,
     Sharded,
+    StorageError,
     save_sharded,
 )
 from tests.small_model import ROWS, SIZE, load, model, save, save_failure
@@ -25,6 +28,13 @@ from tests.states import (
 def saved(tmp_path):
     save(tmp_path / "c", model)
     return tmp_path / "c"
+
+
+def deep_dict(depth):
+    tree = {}
+    for _ in range(depth):
+        tree = {"a": tree}
+    return tree
 
 
 def diverging(rank, check, n=3):
@@ -223,6 +233,65 @@ def test_step_that_is_no_step_is_refused(tmp_path, step):
 
     assert isinstance(failure, TypeError | ValueError)
     assert "step" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"options": {"read_back": True}}, "expected SaveOptions"),
+        ({"path": None}, "NoneType"),
+        ({"step": "1"}, "step is a str"),
+    ],
+)
+def test_wrong_argument_on_one_rank_is_the_same_error_on_all(tmp_path, wrong, text):
+    def save_one(comm):
+        given = {"path": tmp_path / "c", "step": 1}
+        if comm.rank == 1:
+            given |= wrong
+        save_sharded(model(comm.rank), given.pop("path"), comm=comm, **given)
+
+    failure = failure_on_ranks(SIZE, save_one)
+
+    assert isinstance(failure, TypeError)
+    assert text in str(failure)
+    assert failure.rank == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["metadata", "metrics"])
+@pytest.mark.parametrize(
+    "value", [{1: 1, "1": 2}, {"x": float("nan")}, {"x": {1}}, [1], deep_dict(100_000)]
+)
+def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path, name, value):
+    with pytest.raises(TypeError, match=name):
+        save_sharded({}, tmp_path / "c", step=1, **{name: value})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_nbytes": 0},
+        {"block_nbytes": 4097},
+        {"block_nbytes": 32 << 20},
+        {"block_nbytes": 4096.0},
+        {"timeout_s": 0},
+        {"timeout_s": "1"},
+        {"direct_io": "maybe"},
+        {"striping": "8"},
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_they_are_made(wrong):
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        SaveOptions(**wrong)
+
+
+def test_path_too_long_is_a_storage_error(tmp_path):
+    failure = save_failure(tmp_path / ("x" * 300), model)
+
+    assert isinstance(failure, StorageError)
+    assert failure.errno == errno.ENAMETOOLONG
 
 
 def test_save_over_a_checkpoint_is_refused_unless_overwrite(saved):

@@ -126,3 +126,35 @@ def test_box_outside_its_array_is_refused(tmp_path, wrapper, offset):
 def test_sharded_without_place_is_refused():
     with pytest.raises(TypeError, match=r"Sharded\.block"):
         Sharded(np.ones(3))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Sharded(np.ones(1), (2**63,), (0,)),
+        Sharded(np.ones(1), (2,), (-1,)),
+        Sharded.pieces([], global_shape=(2**63,), dtype="f4"),
+        Sharded.pieces([], global_shape=(-1,), dtype="f4"),
+    ],
+)
+def test_shape_that_cannot_be_is_refused_on_all_ranks(tmp_path, data):
+    def save_one(comm):
+        good = Sharded(np.ones(1), (1,), (0,))
+        tree = {"x": data if comm.rank == 1 else good}
+        save_sharded(tree, tmp_path / "c", step=1, comm=comm)
+
+    failure = failure_on_ranks(2, save_one)
+
+    assert isinstance(failure, LayoutError)
+    assert failure.key == "x"
+    assert failure.rank == 1
+
+
+def test_offset_is_an_integer_of_any_kind_but_no_float():
+    one = Sharded.pieces([(np.int64(3), np.ones(1))], global_shape=np.array([5]))
+
+    assert one.global_shape == (5,)
+    assert one.boxes[0][0] == (3,)
+    assert Sharded(np.ones(1), np.int32(5), np.uint8(3)).offset == (3,)
+    with pytest.raises(TypeError):
+        Sharded(np.ones(1), (5,), (2.5,))

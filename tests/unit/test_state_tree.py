@@ -219,6 +219,33 @@ def test_wrapper_of_a_subtree_applies_to_each_array(tmp_path):
     assert image_of(loaded) == image_of(expected)
 
 
+def test_array_without_pieces_can_be_saved_again(tmp_path):
+    state = {"x": Sharded.pieces([], global_shape=(3, 0), dtype="f4")}
+
+    save_sharded(state, tmp_path / "a", step=1)
+    for like in (None, state, {"x": Sharded.pieces([], global_shape=(3, 0))}):
+        loaded = load_sharded(tmp_path / "a", like=like)
+        save_sharded(loaded, tmp_path / "b", step=1, overwrite=True)
+
+        assert loaded["x"].boxes == ()
+        assert loaded["x"].dtype == np.float32
+
+
+def test_matrix_comes_back(tmp_path):
+    # Never flat, whatever its reshape is asked for.
+    matrix = np.arange(6.0).reshape(2, 3).view(np.matrix)
+    state = {"x": PerRank([matrix, matrix.T])}
+    target = {"x": PerRank([np.zeros_like(matrix), np.zeros_like(matrix.T)])}
+
+    save_sharded(state, tmp_path / "c", step=1)
+    loaded = load_sharded(tmp_path / "c")
+    load_sharded(tmp_path / "c", like=target)
+
+    expected = [matrix.tolist(), matrix.T.tolist()]
+    assert [array.tolist() for array in loaded["x"].data] == expected
+    assert [array.tolist() for array in target["x"].data] == expected
+
+
 def test_dict_subclasses_come_back_as_dicts(tmp_path):
     state = {
         "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
