@@ -205,7 +205,7 @@ def python(*arguments, **options):
 
 
 def test_closed_pipe_gives_no_traceback(checkpoint):
-    command = f"{sys.executable} -m mpickpt show {checkpoint}"
+    command = shlex.join([sys.executable, "-m", "mpickpt", "show", str(checkpoint)])
     result = subprocess.run(
         ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
         cwd=ROOT,
