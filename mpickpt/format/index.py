@@ -12,6 +12,7 @@ import msgspec
 from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab, whole
+from mpickpt.format.naming import piece_name
 from mpickpt.format.records import INT_MAX
 from mpickpt.format.tree import Node
 from mpickpt.format.tree_json import decode_tree, encode_tree
@@ -64,7 +65,7 @@ def part_names(key: str, n_parts: int) -> list[str]:
     """Return the HDF5 path of each part of an array in one shard."""
     if n_parts == 1:
         return [key]
-    return [f"{key}/%piece{i}" for i in range(n_parts)]
+    return [f"{key}/{piece_name(i)}" for i in range(n_parts)]
 
 
 def encode_arrays(arrays: Sequence[IndexArray]) -> msgspec.Raw:

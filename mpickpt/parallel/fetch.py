@@ -81,6 +81,7 @@ class Fetch:
             for number, (box, _) in enumerate(want.targets)
             if not box.is_empty
         ]
+        self.wants_by_key = {want.key: want for want, _ in reversed(self.items)}
         self.placed: defaultdict[int, list[Placed]] = defaultdict(list)
         self.compared: dict[int, Digested] = {}
         self.nbytes_read = 0
@@ -98,12 +99,11 @@ class Fetch:
         for item, (want, number) in enumerate(self.items):
             box, array = want.targets[number]
             parts = by_key[want.key, want.source]
-            inside = [one for one in parts if box.intersect(one.part.box)]
-            hits = [hit for one in parts if (hit := box.intersect(one.part.box))]
-            if first_wrong_index(box, hits) is not None:
+            hits = [(one, hit) for one in parts if (hit := box.intersect(one.part.box))]
+            if first_wrong_index(box, [hit for _, hit in hits]) is not None:
                 missing.append(item)
                 continue
-            for one in inside:
+            for one, _ in hits:
                 self.place(one, one.filling(array, box))
         return missing
 
@@ -223,9 +223,7 @@ class Fetch:
 
     def target_of_key(self, key: str) -> tuple[Hyperslab, Array]:
         """Return the target of an array that every rank wants whole."""
-        want = next(want for want, _ in self.items if want.key == key)
-        box, array = want.targets[0]
-        return box, array
+        return self.wants_by_key[key].targets[0]
 
     def read(self, parcels: Parcels, cancelled: Event) -> None:
         """Read this rank's shards, each once; runs in a thread of its own."""
@@ -262,8 +260,7 @@ class Fetch:
 
     def put(self, key: str, box: Hyperslab, content: memoryview) -> None:
         """Put a box that another rank broadcast into the array of its key."""
-        want = next(want for want, _ in self.items if want.key == key)
-        _put_into(want, 0, box, content)
+        _put_into(self.wants_by_key[key], 0, box, content)
 
     def given(self, answer: Answer) -> list[tuple[str, Hyperslab, Array]]:
         """Return the boxes that this rank read for all."""

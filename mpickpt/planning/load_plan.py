@@ -5,7 +5,6 @@ Boxes are in the index space of one global array, lengths in elements.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -21,22 +20,6 @@ Corners = tuple[Indices, Indices]
 
 # Candidate pairs that are held at once: 4 Mi pairs of 3-D boxes are about 400 MB.
 _MAX_PAIRS = 1 << 22
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A box that the shard of one saved rank holds."""
-
-    rank: int
-    box: Hyperslab
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A box that one rank of the current world asks for."""
-
-    rank: int
-    box: Hyperslab
 
 
 def plan_transfers(
