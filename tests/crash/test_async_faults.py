@@ -2,9 +2,7 @@
 
 import errno
 import json
-import os
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -88,21 +86,6 @@ def test_failure_in_the_background_is_raised_alike_and_harms_nothing(
     assert ranks[0]["published"] == [1, ranks[0]["reached"] + 1]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 6 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    point = tmp_path / "disk"
-    point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(point)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield point
-    subprocess.run(["umount", "-l", str(point)], check=True)
-
-
 def said_on(disk, case):
     arguments = [str(PROGRAMS / "async_without_space.py"), str(disk), case]
     outcome = finish(start(["-m", "mpi4py", *arguments], size=SIZE), TIMEOUT_S)
@@ -110,6 +93,7 @@ def said_on(disk, case):
     return json.loads((disk / "said.json").read_text())
 
 
+@pytest.mark.parametrize("small_disk", ["6m"], indirect=True)
 def test_disk_that_fills_behind_a_save_is_raised_on_all_ranks(small_disk):
     ranks = said_on(small_disk, "filled")
 
@@ -119,6 +103,7 @@ def test_disk_that_fills_behind_a_save_is_raised_on_all_ranks(small_disk):
     assert ranks[0]["steps"] == [1, 2]
 
 
+@pytest.mark.parametrize("small_disk", ["6m"], indirect=True)
 def test_oldest_go_first_and_never_the_last_one_where_few_fit(small_disk):
     ranks = said_on(small_disk, "small")
 

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import time
 from functools import cache
 from pathlib import Path
@@ -305,21 +304,6 @@ def test_save_gets_over_file_system_that_refuses_direct_writes(tmp_path, monkeyp
     if not refused:
         pytest.skip(f"no O_DIRECT on the file system of {tmp_path}")
     require_loads(tmp_path / "checkpoint", step=1, size=2, rows=40_000)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    point = tmp_path / "disk"
-    point.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(point)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield point
-    subprocess.run(["umount", "-l", str(point)], check=True)
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda p: Path(p).parts[-3])

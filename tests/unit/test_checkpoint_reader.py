@@ -1,4 +1,3 @@
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +18,6 @@ from tests.unit.saved_checkpoint import (
     change_manifest,
     save,
 )
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("run") / "step-0000000007"
-    save(path)
-    return path
-
-
-@pytest.fixture
-def copied(saved, tmp_path):
-    path = tmp_path / saved.name
-    shutil.copytree(saved, path)
-    return path
 
 
 @pytest.fixture
