@@ -1,15 +1,18 @@
 """Starts programs under mpiexec and never waits for them without end."""
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,36 @@ def start(
         cwd=REPOSITORY,
         env={
             **os.environ,
+            "TMPDIR": _scratch_folder(),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             **(environ or {}),
         },
         start_new_session=True,
     )
+
+
+def _scratch_folder() -> str:
+    """Return a new folder for the launcher's own files, gone when the tests end.
+
+    Open MPI's mpiexec makes /tmp/ompi.<its pid>. One that was killed leaves it there,
+    and a later one that is given the same pid again cannot start.
+    """
+    folder = tempfile.mkdtemp(prefix="mpi-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def remove_orphaned_shared_memory() -> None:
+    """Remove the MPI segments in /dev/shm that no process maps: killed ranks' ones."""
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            mapped |= {line.split()[-1] for line in maps.open() if "/dev/shm/" in line}
+        except OSError:
+            continue
+    for segment in SHARED_MEMORY.glob("mpich_shm_*"):
+        if str(segment) not in mapped:
+            segment.unlink(missing_ok=True)
 
 
 def finish(program: "subprocess.Popen[str]", timeout_s: float) -> Outcome:
