@@ -120,6 +120,21 @@ def split_rows(box: Hyperslab, count: int) -> list[Hyperslab]:
     ]
 
 
+def row_part(box: Hyperslab, index: int, count: int) -> Hyperslab | None:
+    """Return box `index` of those that `split_rows` cuts; None where it has none."""
+    if box.is_empty:
+        return None
+    if not box.shape:
+        return box if index == 0 else None
+    rows, *inner = box.shape
+    parts = min(count, rows)
+    if index >= parts:
+        return None
+    start, *inner_start = box.offset
+    first, last = _even_range(rows, index, parts)
+    return Hyperslab((start + first, *inner_start), (last - first, *inner))
+
+
 def contiguous_pieces(
     shape: tuple[int, ...], itemsize: int, max_nbytes: int
 ) -> Iterator[Hyperslab]:

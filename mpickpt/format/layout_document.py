@@ -60,7 +60,16 @@ def dump_layout_document(entries: Sequence[LayoutEntry]) -> bytes:
     Equal layouts give equal bytes, in whatever order the entries come.
     """
     ordered = sorted(entries, key=lambda entry: entry.key)
-    lines = [msgspec.json.encode(_line_of(one), order="sorted") for one in ordered]
+    return join_layout_lines([dump_layout_line(entry) for entry in ordered])
+
+
+def dump_layout_line(entry: LayoutEntry) -> bytes:
+    """Return the line of one array."""
+    return msgspec.json.encode(_line_of(entry), order="sorted")
+
+
+def join_layout_lines(lines: Sequence[bytes]) -> bytes:
+    """Return the layout file's JSON from the lines of its arrays, sorted by key."""
     body = b",\n".join(lines)
     version = b"%d" % SCHEMA_VERSION
     return b'{"arrays":[\n' + body + b'\n],"schema_version":' + version + b"}\n"

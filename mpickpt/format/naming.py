@@ -38,7 +38,8 @@ _SHARD = re.compile(rf"rank{_RANK}-{_ID8}\.h5({re.escape(TMP_SUFFIX)})?")
 _RECEIPTS = re.compile(rf"receipts-{_ID8}\.json")
 _LAYOUT = re.compile(r"layout-([0-9a-f]{16})\.h5")
 _SUBDIRECTORY = re.compile("ranks([0-9]{5}|[1-9][0-9]{5,14})")
-_LEASE = re.compile(r"([0-9]{10})\.json")
+_LEASE = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
+_TEMPORARY = re.compile(rf"(.+)\.{_ID8}{re.escape(TMP_SUFFIX)}")
 
 _LIKE_INT = re.compile("-?[0-9]+")
 _CANONICAL_INT = re.compile("0|-?[1-9][0-9]*")
@@ -186,6 +187,11 @@ def parse_document_name(name: str) -> str | None:
     return directory_name if is_one else None
 
 
+def parse_control_name(name: str) -> str | None:
+    """Return the directory that a control file, or a pin, is about, else None."""
+    return parse_document_name(document_name(name.removesuffix(".json")))
+
+
 def lease_name(generation: int) -> str:
     """Return the name of the lease that was the n-th to be taken in a run."""
     return f"{generation:010d}.json"
@@ -200,6 +206,12 @@ def parse_lease_name(name: str) -> int | None:
 def temporary_name(name: str, token: str) -> str:
     """Return the name under which one of several writers prepares a file."""
     return f"{name}.{token}{TMP_SUFFIX}"
+
+
+def parse_temporary_name(name: str) -> str | None:
+    """Return the name that a file of a `temporary_name` was to get, else None."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else None
 
 
 def piece_name(number: int) -> str:

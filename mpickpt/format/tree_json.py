@@ -13,6 +13,7 @@ import numpy as np
 
 from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import clear_padding, dtype_name, parse_dtype
+from mpickpt.format.naming import escape_component
 from mpickpt.format.tree import (
     MAX_DEPTH,
     ArrayNode,
@@ -218,6 +219,7 @@ class _Decoder:
     def key(self, document: Any) -> Key:
         node = self.node(document, 0)
         if isinstance(node, Plain) and type(node.value) in (str, int):
+            escape_component(node.value)  # Python writes no int of 4,301 digits
             return node.value  # type: ignore[no-any-return]
         raise self.refuse(f"dict key {document!r}")
 

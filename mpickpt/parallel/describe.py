@@ -7,10 +7,12 @@ holders send their boxes, and which answers who writes them.
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mpickpt.errors import CallMismatchError
 from mpickpt.format.dtypes import dtype_name
@@ -35,8 +37,24 @@ from mpickpt.storage.shard_draft import ShardLayout
 
 PHASE = "describe"
 
+Table = np.ndarray[Any, Any]
+
+# What every rank tells all others; read as columns, for there may be 65,536 rows.
 _RECORD = struct.Struct("<?32s32s16sqq16s16s")
+_TABLE = np.dtype(
+    [
+        ("fine", "?"),
+        ("own_digest", "<u8", 4),
+        ("digest", "<u8", 4),
+        ("path", "<u8", 2),
+        ("step", "<i8"),
+        ("nbytes", "<i8"),
+        ("options", "<u8", 2),
+        ("check", "<u4", 4),
+    ]
+)
 _SECOND_RECORD = struct.Struct("<q16s")
+_SECOND_TABLE = np.dtype([("nbytes", "<i8"), ("check", "<u4", 4)])
 
 
 @dataclass(slots=True)
@@ -64,11 +82,14 @@ def memory_of(memory: dict[str, Any], run_dir: Path) -> SaveMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The state of one rank, flattened, with the layout that all ranks agreed on."""
+    """The state of one rank, flattened, with the layout that all ranks agreed on.
+
+    `nbytes` is what all ranks together are going to write of their arrays.
+    """
 
     flat: FlatState
     resolved: Resolved
-    nbytes_of_ranks: tuple[int, ...]
+    nbytes: int
 
 
 def describe(
@@ -90,15 +111,13 @@ def describe(
     own = _OwnDescription(talk, memory, state, step, check)
     call = (_short(path), _short(repr(options)))
     records = yield from talk.allgather(own.record(call), PHASE)
-    rows = [_RECORD.unpack(record) for record in records]
-    if not all(row[0] for row in rows):
+    table = np.frombuffer(b"".join(records), _TABLE)
+    if not table["fine"].all():
         yield from talk.settle(own.failure, PHASE)
-    _require_same_call(rows)
+    _require_same_call(table)
     memory.n_saves = own.turn + 1
-    digest = hashlib.sha256(b"".join(row[1] for row in rows)).digest()
-    if all(row[2] == digest for row in rows):
-        totals = [(row[5], row[7]) for row in rows]
-    else:
+    digest = hashlib.sha256(table["own_digest"].tobytes()).digest()
+    if (table["digest"] != np.frombuffer(digest, "<u8")).any():
         memory.resolved = None
         memory.resolved = yield from resolve(
             talk, own.held(), signature=own.signature, digest=digest
@@ -106,15 +125,15 @@ def describe(
         own.check_replicas(memory.resolved)
         second = _SECOND_RECORD.pack(own.nbytes, own.check.sum_bytes())
         records = yield from talk.allgather(second, PHASE)
-        totals = [_SECOND_RECORD.unpack(record) for record in records]
+        table = np.frombuffer(b"".join(records), _SECOND_TABLE)
     resolved = memory.resolved
     assert resolved is not None
-    if not ReplicaCheck.cancels(check for _, check in totals):
+    if not ReplicaCheck.cancels(table["check"]):
         yield from find_divergence(talk, own.check)
     return Description(
         flat=own.flat,
         resolved=resolved,
-        nbytes_of_ranks=tuple(nbytes for nbytes, _ in totals),
+        nbytes=int(table["nbytes"].sum()),
     )
 
 
@@ -258,14 +277,13 @@ def _signature(flat: FlatState, plain: Mapping[str, Any]) -> Signature:
     return (arrays, tuple(plain))
 
 
-def _require_same_call(rows: Sequence[tuple[Any, ...]]) -> None:
-    for name, column in (("path", 3), ("step", 4), ("options", 6)):
-        values = [row[column] for row in rows]
-        others = [rank for rank, value in enumerate(values) if value != values[0]]
+def _require_same_call(table: Table) -> None:
+    for name in ("path", "step", "options"):
+        values = table[name].reshape(len(table), -1)
+        others = np.flatnonzero((values != values[0]).any(axis=1)).tolist()
         if others:
-            detail = (
-                f" ({values[others[0]]}, not {values[0]})" if name == "step" else ""
-            )
+            first, other = table["step"][[0, others[0]]].tolist()
+            detail = f" ({other}, not {first})" if name == "step" else ""
             raise CallMismatchError(
                 f"rank {others[0]} called save_sharded with another {name} than rank "
                 f"0{detail}; every rank must pass the same path, step, overwrite and "

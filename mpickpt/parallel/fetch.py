@@ -14,18 +14,17 @@ from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.parallel.broadcast import broadcast_in_rounds
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.options import default_direct_io
-from mpickpt.parallel.parcels import Parcels
+from mpickpt.parallel.parcels import Parcels, packing
 from mpickpt.parallel.redistribute import Redistribution
-from mpickpt.parallel.routing import (
-    Answer,
-    Sending,
-    StoredItem,
-    WantedItem,
-    by_number,
-    route,
-)
+from mpickpt.parallel.routing import by_number, route
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.layout import owner_of
+from mpickpt.planning.load_plan import plan_transfers
+from mpickpt.planning.matching_wire import (
+    Answer,
+    StoredItem,
+    WantedItem,
+)
 from mpickpt.planning.tiling import first_wrong_index
 from mpickpt.planning.wants import Want
 from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
@@ -95,17 +94,36 @@ class Fetch:
         by_key: defaultdict[tuple[str, int | None], list[StoredBox]] = defaultdict(list)
         for stored in self.stored:
             by_key[stored.array.key, stored.source].append(stored)
+        wanted: defaultdict[tuple[str, int | None], list[int]] = defaultdict(list)
+        for item, (want, _) in enumerate(self.items):
+            wanted[want.key, want.source].append(item)
+        missing: list[int] = []
+        for name, items in wanted.items():
+            missing += self.place_array(by_key[name], items)
+        return sorted(missing)
+
+    def place_array(
+        self, parts: Sequence[StoredBox], items: Sequence[int]
+    ) -> list[int]:
+        """Place the parts of one array; return those items that they do not fill."""
+        boxes = [self.target(item)[0] for item in items]
+        hits: defaultdict[int, list[tuple[StoredBox, Hyperslab]]] = defaultdict(list)
+        for i, j, both in plan_transfers([one.part.box for one in parts], boxes):
+            hits[j].append((parts[i], both))
         missing = []
-        for item, (want, number) in enumerate(self.items):
-            box, array = want.targets[number]
-            parts = by_key[want.key, want.source]
-            hits = [(one, hit) for one in parts if (hit := box.intersect(one.part.box))]
-            if first_wrong_index(box, [hit for _, hit in hits]) is not None:
+        for j, item in enumerate(items):
+            box, array = self.target(item)
+            if first_wrong_index(box, [both for _, both in hits[j]]) is not None:
                 missing.append(item)
                 continue
-            for one, _ in hits:
+            for one, _ in hits[j]:
                 self.place(one, one.filling(array, box))
         return missing
+
+    def target(self, item: int) -> tuple[Hyperslab, Array]:
+        """Return the box of an item and the array to fill."""
+        want, number = self.items[item]
+        return want.targets[number]
 
     def place(self, stored: StoredBox, placed: Placed) -> None:
         """Note who takes the bytes of a stored box."""
@@ -201,9 +219,10 @@ class Fetch:
             self.place(stored, stored.placed(self.compared[number]))
         for number in answer.broadcast:
             self.fill_own(self.stored[number])
-        others = [s for s in answer.sendings if s.dest != self.talk.rank]
+        sendings = answer.sendings()
+        others = [s for s in sendings if s.dest != self.talk.rank]
         parcels = Parcels(len({sending.dest for sending in others}))
-        for sending in answer.sendings:
+        for sending in sendings:
             if sending.dest == self.talk.rank:
                 want, number = self.items[sending.wanted]
                 box, array = want.targets[number]
@@ -211,7 +230,7 @@ class Fetch:
                 self.place(stored, stored.filling(array, box))
         for number, sendings in by_number(others).items():
             stored = self.stored[number]
-            take = _packing(parcels, sendings)
+            take = packing(parcels, sendings)
             boxes = InBoxes(stored.part.box, stored.dtype, take)
             self.place(stored, stored.placed(boxes))
         return parcels
@@ -285,20 +304,6 @@ class Fetch:
                 seen[key].add(digest)
         differing = sorted(key for key, digests in seen.items() if len(digests) > 1)
         yield from self.talk.settle(_not_equal(differing), "compare")
-
-
-def _packing(parcels: Parcels, sendings: Sequence[Sending]) -> Any:
-    """Return what packs the common part of each small box for everyone who wants it."""
-    boxes = [(sending, sending.box) for sending in sendings]
-
-    def take(small: Hyperslab, piece: Array) -> None:
-        for sending, box in boxes:
-            common = small.intersect(box)
-            if common is not None:
-                part = piece[common.relative_to(small).slices()]
-                parcels.add(sending.dest, sending.wanted, common, part)
-
-    return take
 
 
 def _put_into(want: Want, number: int, box: Hyperslab, content: memoryview) -> None:

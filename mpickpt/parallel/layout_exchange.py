@@ -7,39 +7,39 @@ writes it to the layout file.
 
 import hashlib
 import struct
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from mpickpt.errors import LayoutError
+import msgspec
+
 from mpickpt.format.hyperslab import Hyperslab
-from mpickpt.format.layout_document import LayoutEntry, dump_layout_document
+from mpickpt.format.layout_document import (
+    LayoutEntry,
+    dump_layout_line,
+    join_layout_lines,
+)
 from mpickpt.format.records import ArrayRecord
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
-from mpickpt.planning.layout import (
-    HeldArray,
-    HolderAnswer,
-    answer_for,
-    entry_of,
-    owner_of,
+from mpickpt.planning.layout import HeldArray, HolderAnswer, Shape, entry_of
+from mpickpt.planning.layout_rounds import (
+    answers_to_holders,
+    descriptions,
+    resolved_keys,
 )
-from mpickpt.planning.layout_wire import (
-    pack_answers,
-    pack_entries,
-    pack_held,
-    unpack_answers,
-    unpack_entries,
-    unpack_held,
-)
-from mpickpt.planning.resolve import resolve_array
+from mpickpt.planning.layout_wire import unpack_answers
 
 PHASE = "layout"
 MAX_LAYOUT_NBYTES = 64 << 20
+_FRAME_NBYTES = 64  # what stands around the lines of the document
 
 Signature = tuple[Any, ...]
 Parts = tuple[tuple[int, Hyperslab], ...]
+
+_Kind = Literal["sharded", "replicated", "per_rank"]
+_LISTED = get_args(_Kind)
+_ROWS = msgspec.msgpack.Decoder(list[tuple[str, _Kind, str, Shape | None, bytes]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +96,9 @@ def resolve(
     LayoutError
         On every rank, if the descriptions of some array do not fit together.
     """
-    arrived = yield from talk.exchange(_addressed(held, talk.size), PHASE)
-    layouts, failure = [], None
-    try:
-        layouts = _resolve_keys(arrived)
-    except LayoutError as error:
-        failure = error
-    yield from talk.settle(failure, PHASE)
-    outgoing: defaultdict[int, list[HolderAnswer]] = defaultdict(list)
-    for layout in layouts:
-        for rank in layout.held:
-            outgoing[rank].append(answer_for(layout, rank))
-    packed = {rank: pack_answers(answers) for rank, answers in outgoing.items()}
-    received = yield from talk.exchange(packed, PHASE)
+    arrived = yield from talk.exchange(descriptions(held, talk.size), PHASE)
+    layouts = yield from talk.agree(lambda: resolved_keys(arrived), PHASE)
+    received = yield from talk.exchange(answers_to_holders(layouts), PHASE)
     answers = {a.key: a for part in received.values() for a in unpack_answers(part)}
     arrays, document = yield from _collect(talk, [entry_of(x) for x in layouts])
     return Resolved(
@@ -122,60 +112,29 @@ def resolve(
     )
 
 
-def _addressed(held: Sequence[HeldArray], size: int) -> dict[int, bytes]:
-    outgoing: defaultdict[int, list[HeldArray]] = defaultdict(list)
-    for array in held:
-        outgoing[owner_of(array.key, size)].append(array)
-    return {owner: pack_held(arrays) for owner, arrays in outgoing.items()}
-
-
-def _resolve_keys(arrived: Mapping[int, bytes]) -> list[Any]:
-    by_key: defaultdict[str, list[tuple[int, HeldArray]]] = defaultdict(list)
-    for rank, packed in arrived.items():
-        for array in unpack_held(packed):
-            by_key[array.key].append((rank, array))
-    return [resolve_array(key, held) for key, held in sorted(by_key.items())]
-
-
 def _collect(
     talk: Conversation, entries: Sequence[LayoutEntry]
 ) -> Steps[tuple[tuple[ArrayRecord, ...], bytes | None]]:
     """Return all arrays, and the layout document unless it is too large, on rank 0."""
-    entries = [entry for entry in entries if entry.kind != "replicated_plain"]
-    full = pack_entries(entries)
-    lengths = yield from talk.allgather(struct.pack("<q", len(full)), PHASE)
-    fits = sum(struct.unpack("<q", n)[0] for n in lengths) <= MAX_LAYOUT_NBYTES
-    if not fits:
-        bare = [_without_parts(entry) for entry in entries]
-        full = pack_entries(bare)
-    gathered = yield from talk.gather(full, PHASE)
+    # Owners render their lines, so that the root joins them without a look at a box.
+    lines = [(one, dump_layout_line(one)) for one in entries if one.kind in _LISTED]
+    nbytes = struct.pack("<q", sum(len(line) + 2 for _, line in lines))
+    lengths = yield from talk.allgather(nbytes, PHASE)
+    total = sum(struct.unpack("<q", length)[0] for length in lengths)
+    fits = total + _FRAME_NBYTES <= MAX_LAYOUT_NBYTES
+    rows = [
+        (one.key, one.kind, one.dtype, one.global_shape, line if fits else b"")
+        for one, line in lines
+    ]
+    gathered = yield from talk.gather(msgspec.msgpack.encode(rows), PHASE)
     if gathered is None:
         return (), None
-    found = [entry for packed in gathered for entry in unpack_entries(packed)]
-    found.sort(key=lambda entry: entry.key)
+    found = sorted(row for packed in gathered for row in _ROWS.decode(packed))
     arrays = tuple(
-        ArrayRecord(
-            key=entry.key,
-            kind=entry.kind,  # type: ignore[arg-type]
-            dtype=entry.dtype,
-            global_shape=entry.global_shape,
-        )
-        for entry in found
+        ArrayRecord(key=key, kind=kind, dtype=dtype, global_shape=shape)
+        for key, kind, dtype, shape, _ in found
     )
-    document = dump_layout_document(found) if fits else None
-    if document is not None and len(document) > MAX_LAYOUT_NBYTES:
-        document = None
-    return arrays, document
-
-
-def _without_parts(entry: LayoutEntry) -> LayoutEntry:
-    return LayoutEntry(
-        key=entry.key,
-        kind=entry.kind,
-        dtype=entry.dtype,
-        global_shape=entry.global_shape,
-        parts=(),
-    )
+    return arrays, join_layout_lines([row[-1] for row in found]) if fits else None
 
 
 def _parts_of(answer: HolderAnswer, rank: int) -> Parts:

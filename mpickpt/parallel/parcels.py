@@ -4,13 +4,15 @@ import queue
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpickpt.errors import CheckpointError
 from mpickpt.format.hyperslab import Hyperslab
+from mpickpt.planning.box_index import BoxIndex
+from mpickpt.planning.matching_wire import Sending
 from mpickpt.storage.regions import bytes_of
 
 Array = np.ndarray[Any, Any]
@@ -81,6 +83,21 @@ class Parcels:
     def _close(self, dest: int) -> None:
         parcel, used = self._open.pop(dest)
         self.full.put((dest, parcel, used))
+
+
+def packing(
+    parcels: Parcels, sendings: Sequence[Sending]
+) -> Callable[[Hyperslab, Array], None]:
+    """Return what packs the common part of each small box for everyone who wants it."""
+    wanted = BoxIndex([sending.box for sending in sendings])
+
+    def take(small: Hyperslab, piece: Array) -> None:
+        for number, common in wanted.meeting(small):
+            sending = sendings[number]
+            part = piece[common.relative_to(small).slices()]
+            parcels.add(sending.dest, sending.wanted, common, part)
+
+    return take
 
 
 def boxes_in(parcel: memoryview) -> Iterator[tuple[int, Hyperslab, memoryview]]:

@@ -101,10 +101,11 @@ class Redistribution:
 
     def _move(self) -> bool:
         """Send, receive and unpack whatever is ready; tell whether anything was."""
-        moved = self._send_full()
-        moved |= self._recycle()
-        moved |= self._receive()
-        return self._unpack_arrived() or moved
+        with self.talk.translated(PHASE):
+            moved = self._send_full()
+            moved |= self._recycle()
+            moved |= self._receive()
+            return self._unpack_arrived() or moved
 
     def _send_full(self) -> bool:
         moved = False

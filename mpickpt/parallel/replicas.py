@@ -19,7 +19,7 @@ from mpickpt.format.tree import Plain
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.flatten import HeldLeaf
-from mpickpt.planning.layout import HolderAnswer, owner_of
+from mpickpt.planning.layout import HolderAnswer, Share, owner_of
 from mpickpt.planning.merge import pack_tree
 from mpickpt.storage.regions import pieces_of
 
@@ -51,16 +51,13 @@ class ReplicaCheck:
         for (box, share), (_, array) in zip(answer.boxes, leaf.boxes, strict=True):
             if len(share.holders) == 1:
                 continue
-            for part, writer in share.parts(box):
-                if leaf.check == "full" or writer == self.writer_of_turn:
-                    self._add_part(
-                        leaf.key, box, part, array, len(share.holders), writer
-                    )
+            for part, writer in self._compared(leaf, box, share):
+                self._add_part(leaf.key, box, part, array, len(share.holders), writer)
 
     def add_plain(self, key: str, value: Plain, answer: HolderAnswer) -> None:
         """Digest a plain value: always, since it costs nothing."""
-        (box, share), *_ = answer.boxes
-        (_, writer), *_ = share.parts(box)
+        ((_, share),) = answer.boxes
+        writer = share.holders[share.start]
         if len(share.holders) > 1:
             self._add(f"{key}@plain", [pack_tree(value)], len(share.holders), writer)
 
@@ -69,9 +66,26 @@ class ReplicaCheck:
         return self.total.to_bytes(16, "little")
 
     @staticmethod
-    def cancels(sums: Iterable[bytes]) -> bool:
-        """Tell whether the numbers of all ranks say that all replicas are equal."""
-        return sum(int.from_bytes(s, "little") for s in sums) % _MODULUS == 0
+    def cancels(numbers: Any) -> bool:
+        """Tell whether the numbers of all ranks say that all replicas are equal.
+
+        Parameters
+        ----------
+        numbers : ndarray of uint32, shape (size, 4)
+            What each rank's `sum_bytes` gave, in four parts, the lowest first.
+        """
+        parts = numbers.sum(axis=0, dtype="u8").tolist()
+        total = sum(part << 32 * place for place, part in enumerate(parts))
+        return bool(total % _MODULUS == 0)
+
+    def _compared(
+        self, leaf: HeldLeaf, box: Hyperslab, share: Share
+    ) -> list[tuple[Hyperslab, int]]:
+        """Return the parts of a box that are compared this time, with their writers."""
+        if leaf.check == "full":
+            return share.parts(box)
+        part = share.part_of(box, self.writer_of_turn)
+        return [] if part is None else [(part, self.writer_of_turn)]
 
     def _add_part(
         self,

@@ -144,7 +144,13 @@ class _Walk:
                     f"{type(name).__name__}; keys are str or int",
                     key=shown(key),
                 )
-            place = prefix + escape_component(name)
+            try:
+                place = prefix + escape_component(name)
+            except ValueError as error:  # Python writes no int of 4,301 digits
+                raise StateTypeError(
+                    f"{shown(key)!r} has a dict key that cannot be written: {error}",
+                    key=shown(key),
+                ) from error
             nodes.append((name, self.node(child, place, scope, depth + 1)))
         return tuple(nodes)
 

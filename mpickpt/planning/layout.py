@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 
-from mpickpt.format.hyperslab import Hyperslab, split_rows
+from mpickpt.format.hyperslab import Hyperslab, row_part, split_rows
 from mpickpt.format.layout_document import LayoutEntry, Ranks
+from mpickpt.planning.rank_grid import Holders, place_of
 
 Shape = tuple[int, ...]
 
@@ -53,15 +54,15 @@ class Share:
 
     Attributes
     ----------
-    holders : range or tuple of int
-        Ascending ranks; a range where they are an arithmetic progression.
+    holders : range, RankGrid or tuple of int
+        Ascending ranks, in the shortest of these forms.
     start : int
         Position in `holders` of the writer of the first part.
     nparts : int
         At least 1, at most the number of holders.
     """
 
-    holders: Ranks
+    holders: Holders
     start: int
     nparts: int
 
@@ -74,13 +75,11 @@ class Share:
 
     def part_of(self, box: Hyperslab, rank: int) -> Hyperslab | None:
         """Return the part of the box that a rank writes, None if it writes none."""
-        if rank not in self.holders:
+        place = place_of(self.holders, rank)
+        if place is None:
             return None
-        turn = (self.holders.index(rank) - self.start) % len(self.holders)
-        if turn >= self.nparts:
-            return None
-        parts = split_rows(box, self.nparts)
-        return parts[turn] if turn < len(parts) else None
+        turn = (place - self.start) % len(self.holders)
+        return row_part(box, turn, self.nparts) if turn < self.nparts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

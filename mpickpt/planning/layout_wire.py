@@ -1,12 +1,14 @@
 """Packs what ranks tell each other of a layout as MessagePack; touches nothing."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
 from mpickpt.format.hyperslab import Hyperslab, whole
-from mpickpt.format.layout_document import LayoutEntry, Ranks
+from mpickpt.format.layout_document import Ranks
 from mpickpt.planning.layout import HeldArray, HolderAnswer, Shape, Share, sole
+from mpickpt.planning.rank_grid import Holders, RankGrid
 
 
 def pack_held(held: Sequence[HeldArray]) -> bytes:
@@ -72,46 +74,11 @@ def unpack_answers(packed: bytes) -> list[HolderAnswer]:
     ]
 
 
-def pack_entries(entries: Sequence[LayoutEntry]) -> bytes:
-    """Return entries of the layout file as MessagePack."""
-    return msgspec.msgpack.encode(
-        [
-            (
-                one.key,
-                one.kind,
-                one.dtype,
-                one.global_shape,
-                [(rank, _box_code(box, one.global_shape)) for rank, box in one.parts],
-                _ranks_code(one.holders),
-            )
-            for one in entries
-        ]
-    )
-
-
-def unpack_entries(packed: bytes) -> list[LayoutEntry]:
-    """Return what `pack_entries` was given."""
-    return [
-        LayoutEntry(
-            key=key,
-            kind=kind,
-            dtype=dtype,
-            global_shape=shape,
-            parts=tuple((rank, _box_of(code, shape)) for rank, code in parts),
-            holders=_ranks_of(ranks),
-        )
-        for key, kind, dtype, shape, parts, ranks in _ENTRY_DECODER.decode(packed)
-    ]
-
-
 _HELD_DECODER = msgspec.msgpack.Decoder(
     list[tuple[str, str, str | None, Shape | None, list[Shape | None]]]
 )
 _ANSWER_DECODER = msgspec.msgpack.Decoder(
     list[tuple[str, str, Shape | None, list[tuple[Shape | None, int | Shape]]]]
-)
-_ENTRY_DECODER = msgspec.msgpack.Decoder(
-    list[tuple[str, str, str, Shape | None, list[tuple[int, Shape | None]], Shape]]
 )
 
 
@@ -133,14 +100,27 @@ def _share_code(share: Share) -> int | Shape:
     """Return a share as its only holder, as most have one, or as one flat tuple."""
     if len(share.holders) == 1:
         return share.holders[0]
-    return (share.start, share.nparts, *_ranks_code(share.holders))
+    return (share.start, share.nparts, *_holders_code(share.holders))
 
 
 def _share_of(code: int | Shape) -> Share:
     if isinstance(code, int):
         return sole(code)
     start, nparts, *ranks = code
-    return Share(holders=_ranks_of(ranks), start=start, nparts=nparts)
+    return Share(holders=_holders_of(ranks), start=start, nparts=nparts)
+
+
+def _holders_code(holders: Holders) -> Shape:
+    if isinstance(holders, RankGrid):
+        return (2, holders.start, *chain.from_iterable(holders.axes))
+    return _ranks_code(holders)
+
+
+def _holders_of(code: Sequence[int]) -> Holders:
+    if code[0] == 2:
+        _, start, *axes = code
+        return RankGrid(start, tuple(zip(axes[::2], axes[1::2], strict=True)))
+    return _ranks_of(code)
 
 
 def _ranks_code(ranks: Ranks) -> Shape:

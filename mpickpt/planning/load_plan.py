@@ -5,6 +5,7 @@ Boxes are in the index space of one global array, lengths in elements.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from mpickpt.format.corners import corner_arrays
 from mpickpt.format.hyperslab import Hyperslab
-from mpickpt.planning.tiling import first_wrong_index
+from mpickpt.planning.tiling import first_wrong_corner
 
 Transfer = tuple[int, int, Hyperslab]
 Indices = npt.NDArray[np.int64]
@@ -20,6 +21,46 @@ Corners = tuple[Indices, Indices]
 
 # Candidate pairs that are held at once: 4 Mi pairs of 3-D boxes are about 400 MB.
 _MAX_PAIRS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """What must go from stored boxes to wanted ones, a row for each pair that meets.
+
+    Attributes
+    ----------
+    stored, wanted : ndarray of int64, shape (n,)
+        Positions of the two boxes; rows ascend by the two.
+    offsets, shapes : ndarray of int64, shape (n, ndim)
+        The box that both cover.
+    """
+
+    stored: Indices
+    wanted: Indices
+    offsets: Indices
+    shapes: Indices
+
+
+def transfers_between(have: Corners, need: Corners) -> Transfers:
+    """Return what must go from each stored box to each wanted one.
+
+    Parameters
+    ----------
+    have, need : pair of ndarray of int64, shape (boxes, ndim)
+        First and end corners of at least one stored and one wanted box. Stored ones
+        have no common elements, wanted ones may overlap; empty ones take no part.
+
+    Notes
+    -----
+    The cost follows the boxes and the pairs that meet, where some axis tells the
+    boxes apart.
+    """
+    found = [_intersections(have, need, i, j) for i, j in _candidates(have, need)]
+    i, j, offsets, shapes = map(np.concatenate, zip(*found, strict=True))
+    order = np.lexsort((j, i))
+    return Transfers(
+        stored=i[order], wanted=j[order], offsets=offsets[order], shapes=shapes[order]
+    )
 
 
 def plan_transfers(
@@ -42,12 +83,12 @@ def plan_transfers(
     """
     if not stored or not wanted:
         return []
-    have, need = corner_arrays(stored), corner_arrays(wanted)
-    found = [_intersections(have, need, i, j) for i, j in _candidates(have, need)]
-    i, j, offsets, shapes = map(np.concatenate, zip(*found, strict=True))
-    order = np.lexsort((j, i))
-    boxes = map(Hyperslab, _rows(offsets[order]), _rows(shapes[order]))
-    return list(zip(i[order].tolist(), j[order].tolist(), boxes, strict=True))
+    if len(stored) == len(wanted) == 1:
+        both = stored[0].intersect(wanted[0])
+        return [] if both is None else [(0, 0, both)]
+    found = transfers_between(corner_arrays(stored), corner_arrays(wanted))
+    boxes = map(Hyperslab, _rows(found.offsets), _rows(found.shapes))
+    return list(zip(found.stored.tolist(), found.wanted.tolist(), boxes, strict=True))
 
 
 def _rows(indices: Indices) -> Iterable[tuple[int, ...]]:
@@ -56,18 +97,14 @@ def _rows(indices: Indices) -> Iterable[tuple[int, ...]]:
     return zip(*indices.T.tolist(), strict=True)
 
 
-def uncovered(
-    wanted: Sequence[Hyperslab],
-    stored: Sequence[Hyperslab],
-    transfers: Sequence[Transfer],
-) -> tuple[int, ...] | None:
+def uncovered(need: Corners, transfers: Transfers) -> tuple[int, ...] | None:
     """Return an index that is wanted and that no stored box holds.
 
     Parameters
     ----------
-    wanted, stored : sequence of Hyperslab
-        As given to `plan_transfers`.
-    transfers : sequence of (int, int, Hyperslab)
+    need : pair of ndarray of int64
+        As given to `transfers_between`.
+    transfers : Transfers
         What it returned.
 
     Returns
@@ -76,14 +113,15 @@ def uncovered(
         In the first wanted box that is not filled, the first such index in C order:
         () where the array has no axes, so compare with None. None where all is there.
     """
-    filled = [0] * len(wanted)
-    for _, j, box in transfers:
-        filled[j] += box.size
-    for box, size in zip(wanted, filled, strict=True):
-        if size != box.size:
-            clipped = [piece for one in stored if (piece := one.intersect(box))]
-            wrong = first_wrong_index(box, clipped)
-            return wrong[0] if wrong else None
+    filled = np.zeros(len(need[0]), dtype=np.int64)
+    np.add.at(filled, transfers.wanted, transfers.shapes.prod(axis=1))
+    for j in np.flatnonzero(filled != (need[1] - need[0]).prod(axis=1)):
+        own = transfers.wanted == j
+        offsets = transfers.offsets[own]
+        starts = np.concatenate([need[0][j : j + 1], offsets])
+        stops = np.concatenate([need[1][j : j + 1], offsets + transfers.shapes[own]])
+        wrong = first_wrong_corner(starts, stops)
+        return wrong[0] if wrong else None
     return None
 
 

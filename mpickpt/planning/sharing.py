@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from mpickpt.errors import LayoutError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab
-from mpickpt.planning.layout import Share, compact, sole
+from mpickpt.planning.layout import Share, sole
+from mpickpt.planning.rank_grid import holders_of
 
 MIN_PART_NBYTES = 1 << 20
 
@@ -66,7 +67,7 @@ def _share(
     start = (first + weights.index(min(weights))) % len(ranks)
     for i in range(nparts):
         loads[ranks[(start + i) % len(ranks)]] += box.size // nparts
-    return Share(holders=compact(ranks), start=start, nparts=nparts)
+    return Share(holders=holders_of(ranks), start=start, nparts=nparts)
 
 
 def _itemsize(key: str, dtype: str) -> int:
