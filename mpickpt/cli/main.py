@@ -25,7 +25,11 @@ _COMMANDS = {
     "rm": "remove checkpoints",
     "set-metric": "say by what a checkpoint is measured",
     "halt": "ask a run to save once more and stop",
+    "plan": "say what the checkpoints of a job will cost, and how often to save",
+    "bench": "measure speed and memory under mpiexec, against what the machine can do",
 }
+# A room of its own, which talks MPI.
+_HOMES = {"bench": "mpickpt.bench.command"}
 _EPILOG = """\
 exit status:
   0  all is well                    3  damaged; for diff: different
@@ -55,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), status.USAGE)
     except CheckpointError as error:
         return _complain(str(error), status_of(error))
+    except RecursionError:
+        # A user's metadata may be deeper than what prints it.
+        return _complain("nested too deeply to be shown", status.FAILED)
     except BrokenPipeError:
         # Else Python complains when it flushes standard output at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpickpt",
-        description="Look at checkpoints and tidy up: no MPI, no HDF5 library.",
+        description="Look at checkpoints and tidy up: no MPI, no HDF5 library, but for "
+        "bench.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,7 +86,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=help_text, description=help_text)
         # Login nodes feel every import, so only what is going to run is imported.
         if name in arguments:
-            command = import_module(f"mpickpt.cli.{name.replace('-', '_')}")
+            home = _HOMES.get(name, f"mpickpt.cli.{name.replace('-', '_')}")
+            command = import_module(home)
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     return parser

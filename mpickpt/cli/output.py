@@ -42,10 +42,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     rows : sequence of sequences of str
         One text for each column.
     """
-    clean = [[shown(cell) for cell in row] for row in rows]
     if is_terminal():
-        _print_rich_table(columns, clean)
-        return
+        _print_rich_table(columns, [[shown(cell) for cell in row] for row in rows])
+    else:
+        print_plain_table(columns, rows)
+
+
+def print_plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as `print_table` does, but one row a line whatever its width."""
+    clean = [[shown(cell) for cell in row] for row in rows]
     names = [name.removeprefix(">") for name in columns]
     widths = [max(map(len, column)) for column in zip(names, *clean, strict=True)]
     for row in [names, *clean]:
