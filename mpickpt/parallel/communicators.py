@@ -1,16 +1,21 @@
 """The library's own duplicates of a user's communicator, made once and kept with it."""
 
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from mpickpt.errors import CollectiveTimeoutError
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.line import Fate, Line
 from mpickpt.parallel.messages import complete
 from mpickpt.parallel.muster import muster
+from mpickpt.parallel.roll_call import LISTEN_EVERY_S
+from mpickpt.parallel.ulfm import dead_ranks
 from mpickpt.parallel.waiting import Deadline, Steps, resolve_timeout_s, run
+
+T = TypeVar("T")
 
 _N_LINES = 4
 
@@ -129,16 +134,41 @@ def _conversations(
 def _open_lines(comm: Any, mpi: Any, timeout_s: float) -> Steps[tuple[Line, ...]]:
     phase, fate = "first call", Fate()
     user_line = Line(comm, mpi, fate)
+    meeting = _meet(user_line, phase, timeout_s)
     try:
-        yield from muster(user_line, phase, timeout_s)
-        lines = []
-        for _ in range(_N_LINES):
-            lines.append((yield from _duplicate(user_line, phase, timeout_s)))
+        with user_line.translated(phase):
+            return (yield from _unless_ranks_die(user_line, phase, meeting))
     except CollectiveTimeoutError as error:
         fate.error = error
         comm.Set_attr(_keyval(mpi), fate)
         raise
+
+
+def _meet(user_line: Line, phase: str, timeout_s: float) -> Steps[tuple[Line, ...]]:
+    yield from muster(user_line, phase, timeout_s)
+    lines = []
+    for _ in range(_N_LINES):
+        lines.append((yield from _duplicate(user_line, phase, timeout_s)))
     return tuple(lines)
+
+
+def _unless_ranks_die(user_line: Line, phase: str, steps: Steps[T]) -> Steps[T]:
+    """Go on unless MPI tells of a death; ranks that wait for others are not told."""
+    looked_s = time.monotonic()
+    try:
+        while True:
+            longest_s = next(steps)
+            if time.monotonic() - looked_s > LISTEN_EVERY_S:
+                looked_s = time.monotonic()
+                dead = dead_ranks(user_line.mpi, user_line.comm)
+                if dead:
+                    raise user_line.lose(phase, dead)
+            yield longest_s
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
 
 
 def _duplicate(user_line: Line, phase: str, timeout_s: float) -> Steps[Line]:
@@ -148,6 +178,7 @@ def _duplicate(user_line: Line, phase: str, timeout_s: float) -> Steps[Line]:
     except TimeoutError:
         raise user_line.give_up(phase, [], "no duplicate was made in time") from None
     duplicate.Set_errhandler(user_line.mpi.ERRORS_RETURN)
+    user_line.fate.duplicates.append(duplicate)
     return Line(duplicate, user_line.mpi, user_line.fate)
 
 

@@ -74,6 +74,10 @@ class Conversation:
         """Tell the other ranks when Ctrl-C or SystemExit ends the block early."""
         return self._line.guard(phase)
 
+    def translated(self, phase: str) -> AbstractContextManager[None]:
+        """Raise our error in place of one of MPI that ends the block."""
+        return self._line.translated(phase)
+
     def patience(self, phase: str) -> Patience:
         """Return a deadline for a wait that the caller writes itself."""
         return Patience(self._line, phase, self.timeout_s)
@@ -265,12 +269,16 @@ class Conversation:
         if self.size == 1:
             largest[:] = own
             return Transfer(self._line, None, None)
-        request = self._line.comm.Iallreduce(own, largest, op=self._line.mpi.MAX)
+        # Counted here, for who waits for the end of it has come as far as who does not.
+        self._line.position += 1
+        with self._line.translated("reduce"):
+            request = self._line.comm.Iallreduce(own, largest, op=self._line.mpi.MAX)
         return Transfer(self._line, request, (own, largest))
 
     def complete(self, transfer: Transfer, phase: str) -> Steps[None]:
         """Step until a transfer is done."""
-        with self._line.step(phase):
+        self._line.raise_if_given_up(phase)
+        with self._line.waiting(phase):
             patience = self.patience(phase)
             while not transfer.done():
                 patience.check()

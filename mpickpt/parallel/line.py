@@ -8,13 +8,14 @@ import ctypes
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mpickpt.errors import CollectiveTimeoutError
+from mpickpt.parallel.ulfm import dead_ranks_soon, is_death, revoke, words_for
 
 ROOT = 0
 
@@ -33,12 +34,21 @@ Words = npt.NDArray[np.int64]
 
 
 class Fate:
-    """Remember the first failure after which a communicator was given up."""
+    """Remember the first failure after which a communicator was given up.
 
-    __slots__ = ("error",)
+    Attributes
+    ----------
+    error : CollectiveTimeoutError or None
+        That failure.
+    duplicates : list of mpi4py.MPI.Intracomm
+        The library's own, which end together.
+    """
+
+    __slots__ = ("duplicates", "error")
 
     def __init__(self) -> None:
         self.error: CollectiveTimeoutError | None = None
+        self.duplicates: list[Any] = []
 
 
 class Line:
@@ -72,12 +82,31 @@ class Line:
         """Count one collective step; give the line up if it ends halfway."""
         self.raise_if_given_up(phase)
         self.position += 1
+        with self.waiting(phase):
+            yield
+
+    @contextmanager
+    def waiting(self, phase: str) -> Iterator[None]:
+        """Give the line up if the end of a collective step is not awaited."""
+        with self.translated(phase):
+            try:
+                yield
+            except BaseException as error:
+                if self.fate.error is None and not isinstance(
+                    error, self.mpi.Exception
+                ):
+                    self._break_off(phase, error)
+                raise
+
+    @contextmanager
+    def translated(self, phase: str) -> Iterator[None]:
+        """Give the line up after an error of MPI, and raise ours in its place."""
         try:
             yield
-        except BaseException as error:
-            if self.fate.error is None:
-                self._break_off(phase, error)
-            raise
+        except Exception as error:
+            if self.mpi is None or not isinstance(error, self.mpi.Exception):
+                raise
+            raise self._lost(phase, error) from error
 
     @contextmanager
     def guard(self, phase: str) -> Iterator[None]:
@@ -95,14 +124,7 @@ class Line:
         """Raise at once if an earlier call on this communicator was given up."""
         earlier = self.fate.error
         if earlier is not None:
-            raise CollectiveTimeoutError(
-                f"{phase}: this communicator was given up after an earlier failure "
-                f"({earlier.message}); abort the program",
-                phase=phase,
-                missing_ranks=earlier.missing_ranks,
-                rank=self.rank,
-                host=self.host,
-            )
+            raise self._given_up_before(phase, earlier)
 
     def give_up(
         self, phase: str, missing: list[int], reason: str
@@ -119,6 +141,10 @@ class Line:
         for transfer in self.transfers:
             keep_forever(transfer)
         return error
+
+    def lose(self, phase: str, dead: list[int]) -> CollectiveTimeoutError:
+        """Mark the communicator as unusable, for ranks of it died."""
+        return self.give_up(phase, dead, words_for(dead))
 
     def post(self, tag: int, dest: int, words: list[int]) -> None:
         """Send a few integers that nobody waits for."""
@@ -151,13 +177,34 @@ class Line:
         if self.comm is not None and unused and not self.mpi.Is_finalized():
             self.comm.Free()
 
+    def _given_up_before(
+        self, phase: str, earlier: CollectiveTimeoutError
+    ) -> CollectiveTimeoutError:
+        return CollectiveTimeoutError(
+            f"{phase}: this communicator was given up after an earlier failure "
+            f"({earlier.message}); abort the program",
+            phase=phase,
+            missing_ranks=earlier.missing_ranks,
+            rank=self.rank,
+            host=self.host,
+        )
+
+    def _lost(self, phase: str, error: Exception) -> CollectiveTimeoutError:
+        """Give the line up after an error of MPI; if a rank died, tell the others."""
+        earlier = self.fate.error
+        if earlier is not None:
+            return self._given_up_before(phase, earlier)
+        if not is_death(self.mpi, error):
+            return self.give_up(phase, [], f"MPI reports: {error}")
+        revoke(self.mpi, self.fate.duplicates)
+        return self.lose(phase, dead_ranks_soon(self.mpi, self.comm))
+
     def _break_off(self, phase: str, error: BaseException) -> None:
-        if isinstance(error, self.mpi.Exception):
-            raise self.give_up(phase, [], f"MPI reports: {error}") from error
         self.give_up(phase, [self.rank], f"ended here by {type(error).__name__}")
         # A generator may be closed by the collector, on any thread: stay silent.
         if not isinstance(error, GeneratorExit) and not self.mpi.Is_finalized():
-            self._say_goodbye()
+            with suppress(self.mpi.Exception):
+                self._say_goodbye()
 
     def _say_goodbye(self) -> None:
         if self.rank == ROOT:

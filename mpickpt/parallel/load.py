@@ -84,8 +84,8 @@ def load_sharded(
     cast : bool
         Convert to the dtypes of `like` where they differ.
     timeout_s : float, optional
-        Seconds that a wait for other ranks may last without progress. Default
-        ``MPICKPT_TIMEOUT_S``, else 600.
+        Seconds that a wait for other ranks may last without progress; how to choose
+        it: see `SaveOptions`. Default ``MPICKPT_TIMEOUT_S``, else 600.
 
     Returns
     -------
@@ -135,18 +135,26 @@ def next_tag(memory: dict[str, Any]) -> int:
 
 
 class Load:
-    """One load of one rank, from the manifest to the restored state."""
+    """One load of one rank, from the manifest to the restored state.
+
+    Attributes
+    ----------
+    manifest : ShardManifest or None
+        Of what was loaded; a save that replaced the checkpoint meanwhile makes it
+        another one than was there at first.
+    """
 
     def __init__(self, talk: Conversation, call: LoadCall, tag: int) -> None:
         self.talk = talk
         self.call = call
         self.tag = tag
+        self.manifest: ShardManifest | None = None
 
     def steps(self) -> Steps[Any]:
         """Load; once more from the start if the checkpoint was replaced meanwhile."""
         yield from self.agree_on_call()
         for attempt in range(_MOST_ATTEMPTS):
-            manifest = yield from self.receive_manifest()
+            manifest = self.manifest = yield from self.receive_manifest()
             try:
                 return (yield from self.load(manifest))
             except CheckpointError as error:

@@ -226,7 +226,8 @@ class CheckpointManager:
         self._require_open()
         if self._talks.save.rank == 0:
             self._keeper.note_step_done()
-        decision = self._watch.decide(step, has_failed=self._saver.poll())
+        with self._saver.telling_outcome():
+            decision = self._watch.decide(step, has_failed=self._saver.poll())
         if decision.has_failed:
             self.wait()
         if decision.stop:
@@ -294,7 +295,8 @@ class CheckpointManager:
         if not self._is_open:
             return
         try:
-            self._watch.finish()
+            with self._saver.telling_outcome():
+                self._watch.finish()
             self.wait()
             if self._talks.save.rank == 0:
                 self._keeper.take_back_attempt()

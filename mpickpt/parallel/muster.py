@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mpickpt.parallel.line import ROOT, Line
 from mpickpt.parallel.messages import complete
-from mpickpt.parallel.roll_call import VERDICT_S, reason
+from mpickpt.parallel.roll_call import reason, verdict_s
 from mpickpt.parallel.waiting import Deadline, Steps
 
 MOST_NAMED = 8
@@ -52,7 +52,7 @@ def _muster_as_root(line: Line, timeout_s: float) -> Steps[list[int]]:
         # gathers vectors rank by rank, and only an error's text depends on it.
         missing = [rank for rank in range(1, line.size) if not arrived[rank]]
         with suppress(TimeoutError):
-            yield from _complete(VERDICT_S, *_scatter(line, missing))
+            yield from _complete(verdict_s(line.size), *_scatter(line, missing))
         return missing
     yield from _complete(timeout_s, *_scatter(line, []))
     return []
@@ -67,7 +67,7 @@ def _muster_under_root(line: Line, timeout_s: float) -> Steps[list[int]]:
         yield from _complete(timeout_s, *root_is_there)
         yield from _complete(timeout_s, gathering, token)
         # Root's own deadline began when root came, which was just now.
-        yield from _complete(timeout_s + VERDICT_S, verdict_request, verdict)
+        yield from _complete(timeout_s + verdict_s(line.size), verdict_request, verdict)
     except TimeoutError:
         return [ROOT]
     return [int(rank) for rank in verdict if rank != NOBODY]

@@ -16,6 +16,7 @@ from mpickpt.parallel.pending_save import PendingSave, pending_of
 from mpickpt.parallel.save_call import (
     SaveCall,
     conversations_of_save,
+    nothing_published,
     place_and_options,
 )
 from mpickpt.parallel.save_steps import Save
@@ -124,7 +125,9 @@ def begin_save(
     """
     known_on_busy(on_busy)
     earlier = pending_of(talks)
-    if not run(_may_begin(talks, earlier, on_busy)):
+    with nothing_published():
+        may_begin = run(_may_begin(talks, earlier, on_busy))
+    if not may_begin:
         return None
     if earlier is not None:
         earlier.finish()

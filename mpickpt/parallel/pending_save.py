@@ -4,6 +4,7 @@ import atexit
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from mpickpt.parallel.communicators import Conversations
@@ -55,8 +56,7 @@ class PendingSave:
             self._thread = threading.Thread(
                 target=self._drive, name="mpickpt-pending", daemon=True
             )
-            # No thread may talk when MPI is finalised, which is after this.
-            atexit.register(self.abandon)
+            _driven_by_threads().add(self)
             self._thread.start()
 
     @property
@@ -68,6 +68,11 @@ class PendingSave:
     def has_failed(self) -> bool:
         """Whether the save has ended badly, as far as this rank knows; local."""
         return self._failure is not None
+
+    @property
+    def outcome(self) -> str | None:
+        """What its time-out says of whether it was published; None without one."""
+        return getattr(self._failure, "outcome", None)
 
     def poll(self) -> bool:
         """Let the save go on for up to a millisecond; tell whether it has ended.
@@ -140,7 +145,7 @@ class PendingSave:
         except BaseException as failure:
             self._failure = failure
         finally:
-            atexit.unregister(self.abandon)
+            _driven_by_threads().discard(self)
 
     def _steps_until_abandoned(self) -> Steps[SaveResult]:
         while not self._abandoned.is_set():
@@ -176,6 +181,25 @@ class PendingSave:
 
 class _Abandoned(BaseException):
     """Ends the steps of a save as Ctrl-C would."""
+
+
+@cache
+def _driven_by_threads() -> set[PendingSave]:
+    """Return the saves that threads drive just now; the end of the process ends them.
+
+    Notes
+    -----
+    By one handler for all: Python keeps the place of each that was ever registered.
+    """
+    saves: set[PendingSave] = set()
+
+    def abandon_all() -> None:
+        for save in tuple(saves):
+            save.abandon()
+
+    # No thread may talk when MPI is finalised, which is after this.
+    atexit.register(abandon_all)
+    return saves
 
 
 def pending_of(talks: Conversations) -> PendingSave | None:

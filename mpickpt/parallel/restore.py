@@ -21,16 +21,17 @@ from mpickpt.parallel.load import Load
 from mpickpt.parallel.load_call import LoadCall
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.waiting import Steps
+from mpickpt.storage.catalog import step_path
+from mpickpt.storage.run_directory import other_step
+from mpickpt.storage.shard_file import is_no_file
 
 log = logging.getLogger(__name__)
 
 PHASE = "restore"
 
-_MOST_LISTINGS = 5
+_MOST_LISTINGS = 20
 
-# What is wrong with the files, so that an older checkpoint may be better. All else is
-# wrong with the call or the file system, and an older one would not mend it.
-DAMAGE = (CorruptShardError, IncompleteCheckpointError, ManifestError)
+_DAMAGE = (CorruptShardError, IncompleteCheckpointError, ManifestError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,14 @@ class Restored:
 MakeCall = Callable[[Path], LoadCall]
 
 
+def is_damage(error: CheckpointError) -> bool:
+    """Tell whether it is the files that are wrong, so that an older one may do.
+
+    All else is wrong with the call or the file system; an older one would not mend it.
+    """
+    return isinstance(error, _DAMAGE) or is_no_file(error)
+
+
 def restore_newest(
     talk: Conversation,
     keeper: RunKeeper,
@@ -89,6 +98,7 @@ def restore_newest(
     CheckpointError
         There are checkpoints, but none of them is whole.
     """
+    yield from talk.on_root(keeper.look_for_writer, PHASE)
     for listing in range(1, _MOST_LISTINGS + 1):
         try:
             return (
@@ -115,7 +125,13 @@ def restore_one(
     load = Load(talk, make_call(path), tag)
     manifest = yield from load.receive_manifest()
 
-    yield from talk.on_root(lambda: keeper.note_attempt(manifest.step), PHASE)
+    def note_attempt() -> bytes:
+        if path != step_path(path.parent, manifest.step):
+            # To go on from there would set all later steps aside.
+            raise ManifestError(other_step(path, manifest.step))
+        return keeper.note_attempt(manifest.step)
+
+    yield from talk.on_root(note_attempt, PHASE)
     try:
         state = yield from load.steps()
     except Exception:
@@ -123,10 +139,11 @@ def restore_one(
         if talk.rank == 0:
             keeper.take_back_attempt(manifest.step)
         raise
+    loaded = load.manifest or manifest  # a save may have replaced it meanwhile
     if load.call.verifies_all:
-        keeper.good.add(manifest.step)
+        keeper.good.add(loaded.step)
     return Restored(
-        step=manifest.step, state=state, manifest=manifest, path=path, rejected={}
+        step=loaded.step, state=state, manifest=loaded, path=path, rejected={}
     )
 
 
@@ -170,7 +187,9 @@ def _newest_of_those_listed(
             restored = yield from restore_one(
                 talk, keeper, make_call, Path(path), tag=tag
             )
-        except DAMAGE as error:
+        except CheckpointError as error:
+            if not is_damage(error):
+                raise
             failure = error
             rejected[step] = error.message
             if talk.rank == 0:

@@ -23,6 +23,9 @@ from mpickpt.parallel.waiting import Deadline, Pace
 LISTEN_EVERY_S = 0.5
 ROLL_CALL_S = 1.5
 VERDICT_S = 3.0
+# Root handles four small messages of each rank, one after the other: 10 to 40 µs a
+# rank measured, so 2 s more for 10,000 ranks, where they queue, is ample.
+PER_RANK_S = 200e-6
 
 
 class Patience(Deadline):
@@ -51,14 +54,17 @@ class Patience(Deadline):
         Raises
         ------
         CollectiveTimeoutError
-            Nothing moved for `timeout_s`, or another rank has given up.
+            Nothing moved for `timeout_s`, or another rank has given up, or this one
+            has in another call on the same communicator.
         """
         passed = self.has_passed()
         if self._line.comm is None:
             return
+        self._line.raise_if_given_up(self._phase)
         listen_now_and_then(self._line, self._phase)
         if passed:
-            raise _expire(self._line, self._phase, self._timeout_s)
+            with self._line.translated(self._phase):
+                raise _expire(self._line, self._phase, self._timeout_s)
 
 
 def listen_now_and_then(line: Line, phase: str) -> None:
@@ -66,7 +72,8 @@ def listen_now_and_then(line: Line, phase: str) -> None:
     now = time.monotonic()
     if line.comm is not None and now - line.heard_s > LISTEN_EVERY_S:
         line.heard_s = now
-        listen(line, phase)
+        with line.translated(phase):
+            listen(line, phase)
 
 
 def listen(line: Line, phase: str) -> None:
@@ -108,7 +115,7 @@ def _deliver_verdict(
 def _call_roll(line: Line) -> list[int]:
     line.post_to_all(TAG_QUERY, [])
     positions = {line.rank: line.position}
-    end, pace = time.monotonic() + ROLL_CALL_S, Pace()
+    end, pace = time.monotonic() + roll_call_s(line.size), Pace()
     while len(positions) < line.size and time.monotonic() < end:
         for tag in (TAG_PRESENT, TAG_EXPIRED):
             while (answer := line.take(tag)) is not None:
@@ -127,7 +134,7 @@ def _missing(positions: dict[int, int], size: int) -> list[int]:
 
 def _ask_root(line: Line) -> list[int]:
     line.post(TAG_EXPIRED, ROOT, [line.position])
-    end, pace = time.monotonic() + VERDICT_S, Pace()
+    end, pace = time.monotonic() + verdict_s(line.size), Pace()
     while time.monotonic() < end:
         _answer(line)
         verdict = line.take(TAG_VERDICT)
@@ -140,6 +147,16 @@ def _ask_root(line: Line) -> list[int]:
 def _answer(line: Line) -> None:
     if line.take(TAG_QUERY) is not None:
         line.post(TAG_PRESENT, ROOT, [line.position])
+
+
+def roll_call_s(size: int) -> float:
+    """Return how long root waits for answers to the question who is there."""
+    return ROLL_CALL_S + size * PER_RANK_S
+
+
+def verdict_s(size: int) -> float:
+    """Return how long the others wait for root's verdict: a roll call, and as much."""
+    return VERDICT_S + 2 * size * PER_RANK_S
 
 
 def reason(missing: Sequence[int], after: str = "") -> str:

@@ -26,6 +26,7 @@ from mpickpt.storage.removal import (
     remove_checkpoint,
     remove_directory_if_empty,
     remove_files,
+    remove_old_rejected,
     sweep_siblings,
     unpublish,
 )
@@ -35,6 +36,8 @@ from mpickpt.storage.run_entry import RunEntry, retention_candidates
 log = logging.getLogger(__name__)
 
 PHASE = "retention"
+
+_BEFORE = -1  # stands for steps of before, whichever they are
 
 _PLENTY_NBYTES = 64 << 20
 _BESIDE_SHARDS_NBYTES = 256 << 10  # manifest, layout, receipts
@@ -71,7 +74,21 @@ class RunKeeper:
         self.goes_on_from: int | None = None
         self._reasons: dict[int, str] = {}
         self._attempted: int | None = None
+        self._only_reads = False
+        # Steps of which files may lie about.
+        self._untidy: set[int] = set()
         self._seen: dict[int, str | None] | None = None
+
+    def look_for_writer(self) -> bytes:
+        """Find out whether another job writes here; it may have to be watched a while.
+
+        Notes
+        -----
+        To be called before the checkpoints are listed: that job may have removed by
+        then what was listed before.
+        """
+        self._only_reads = self.lease is None and is_written_by_another(self.run.path)
+        return b""
 
     def look(self) -> list[RunEntry]:
         """Return the published checkpoints, and remember which they were."""
@@ -79,21 +96,44 @@ class RunKeeper:
         self._seen = {entry.step: entry.checkpoint_id for entry in entries}
         return entries
 
-    def become_writer(self, *, patience_s: float | None = None) -> bytes:
+    def become_writer(
+        self,
+        saving: int | None = None,
+        *,
+        patience_s: float | None = None,
+        under_way: Mapping[int, Path] | None = None,
+    ) -> bytes:
         """Take the lease, if this job does not hold it; tidy up before the first save.
+
+        Parameters
+        ----------
+        saving : int, optional
+            The step that is going to be saved.
+        patience_s : float, optional
+            How long to wait for a living holder.
+        under_way : mapping of int to Path, optional
+            Saves that have not ended yet: steps and their directories.
 
         Notes
         -----
-        What a crash left there is removed; what a restore has passed over, and steps
-        after the restored one, are set aside.
+        What a crash left there is removed, and what was left by a save, or by a
+        retention, of which not all went well; what a restore has passed over, and
+        steps after the restored one, are set aside.
         """
         if self.lease is None:
             if patience_s is None:
                 patience_s = LEASE_PATIENCE_S
             self.lease = Lease.acquire(self.run.path, patience_s=patience_s)
+            self._only_reads = False
             self._require_nothing_new()
-            sweep_siblings(self.run.path, set())
+            self._untidy.add(_BEFORE)
         self.lease.require()
+        if self._untidy:
+            spared = under_way or {}
+            sweep_siblings(self.run.path, set(), sparing=spared.values())
+            self._untidy &= spared.keys()
+        if saving is not None:
+            self._untidy.add(saving)  # until it has ended well
         if self.goes_on_from is not None:
             self._set_aside_after(self.goes_on_from)
             self.goes_on_from = None
@@ -121,7 +161,7 @@ class RunKeeper:
         return b""
 
     def note_attempt(self, step: int) -> bytes:
-        """Count a restore of a step, unless another job writes here.
+        """Count a restore of a step, unless `look_for_writer` found another job.
 
         Notes
         -----
@@ -129,7 +169,7 @@ class RunKeeper:
         only read, or reads while another job trains, leaves no trace.
         """
         self.take_back_attempt()
-        if self.lease is None and is_written_by_another(self.run.path):
+        if self._only_reads:
             return b""
         try:
             self.run.note_attempt(step)
@@ -168,7 +208,12 @@ class RunKeeper:
         """
         now = {entry.step: entry.checkpoint_id for entry in self.run.candidates()}
         seen = now if self._seen is None else self._seen
-        new = sorted(step for step in now if now[step] != seen.get(step))
+        # A manifest that cannot be read just now is none that somebody has written.
+        new = sorted(
+            step
+            for step, found in now.items()
+            if step not in seen or _differ(found, seen[step])
+        )
         if new:
             self.release()
             raise LeaseHeldError(
@@ -215,14 +260,22 @@ class RunKeeper:
             self.run.forget(step)
             self.good.discard(step)
 
-    def retain(self, talk: Conversation) -> Steps[None]:
+    def retain(self, talk: Conversation, saved: int) -> Steps[None]:
         """Remove what no rule keeps: manifests on rank 0, files spread over ranks.
+
+        Parameters
+        ----------
+        talk : Conversation
+            The ranks.
+        saved : int
+            The step that was published.
 
         Notes
         -----
         What cannot be removed is a warning: the new checkpoint is safe. That another
         job has become the writer is an error.
         """
+        self._untidy.discard(saved)
         if self.keep is None:
             return
         answer = yield from talk.on_root(self._unpublish_old, PHASE)
@@ -259,6 +312,7 @@ class RunKeeper:
                 yield path, unpublish(path)
                 self.run.forget(verdict.step)
             except StorageError as error:
+                self._untidy.add(verdict.step)
                 log.warning("cannot remove step %d: %s", verdict.step, error)
             self.good.discard(verdict.step)
 
@@ -267,18 +321,26 @@ class RunKeeper:
     ) -> None:
         for path in directories if talk.rank == 0 else ():
             try:
-                remove_directory_if_empty(Path(path))
+                if not remove_directory_if_empty(Path(path)):
+                    self._untidy.add(_BEFORE)
             except StorageError as error:
+                self._untidy.add(_BEFORE)
                 log.warning("cannot remove %s: %s", path, error)
 
     def _set_aside_after(self, step: int) -> None:
-        for entry in self.run.candidates():
-            if entry.step > step:
-                again = f"the run went back to step {step}"
-                reason = self._reasons.get(entry.step, again)
-                log.warning("setting step %d aside: %s", entry.step, reason)
-                self.run.reject(entry.step, reason)
-                self.good.discard(entry.step)
+        later = [entry for entry in self.run.candidates() if entry.step > step]
+        if later:
+            remove_old_rejected(self.run)  # a run may go back any number of times
+        for entry in later:
+            again = f"the run went back to step {step}"
+            reason = self._reasons.get(entry.step, again)
+            log.warning("setting step %d aside: %s", entry.step, reason)
+            self.run.reject(entry.step, reason)
+            self.good.discard(entry.step)
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return None not in (one, other) and one != other
 
 
 def _remove(files: Sequence[Path]) -> None:

@@ -72,6 +72,7 @@ class RunRestorer:
         return run(restore_one(talk, self._keeper, make_call, path, tag=tag))
 
     def _look(self) -> bytes:
+        self._keeper.look_for_writer()
         self._keeper.look()
         return b""
 

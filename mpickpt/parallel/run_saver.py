@@ -1,19 +1,21 @@
 """Saves the steps of one run: in the background or at once, then retains."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpickpt.errors import CollectiveTimeoutError
 from mpickpt.parallel.communicators import Conversations
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.pending import OnBusy, begin_save
-from mpickpt.parallel.pending_save import PendingSave
+from mpickpt.parallel.pending_save import PendingSave, pending_of
 from mpickpt.parallel.run_keeper import RunKeeper, run_record
 from mpickpt.parallel.save import save_at_once
-from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.save_call import SaveCall, nothing_published
 from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.storage.catalog import step_path
@@ -95,7 +97,8 @@ class RunSaver:
         wait : bool
             Whether to wait until it is durable.
         """
-        run(self._talks.save.on_root(self._keeper.become_writer, "lease"))
+        with nothing_published():
+            run(self._talks.save.on_root(lambda: self._become_writer(step), "lease"))
         begin = time.monotonic()
         call = self._call(step, metrics)
         if wait:
@@ -112,11 +115,34 @@ class RunSaver:
         if pending is not None:
             pending.settle()
 
+    @contextmanager
+    def telling_outcome(self) -> Iterator[None]:
+        """Say in a time-out what the save in the background came to, if there is one.
+
+        Notes
+        -----
+        That one was given up too, so it ends soon.
+        """
+        try:
+            yield
+        except CollectiveTimeoutError as error:
+            if error.outcome is None and self._pending is not None:
+                self._pending.finish()
+                error.outcome = self._pending.outcome
+            raise
+
     def abandon(self) -> None:
         """Leave a save that is under way unpublished; local."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.abandon()
+
+    def _become_writer(self, step: int) -> bytes:
+        earlier = pending_of(self._talks)
+        under_way = {}
+        if earlier is not None and not earlier.done:
+            under_way[earlier.step] = earlier.path
+        return self._keeper.become_writer(step, under_way=under_way)
 
     def _begin(self, call: SaveCall) -> bool:
         if self._pending is not self._talks.memory.get("pending"):
@@ -144,7 +170,11 @@ class RunSaver:
         self._keeper.good.add(result.step)
         if talk.rank == 0:
             self._keeper.forget_attempts()
-        yield from self._keeper.retain(talk)
+        try:
+            yield from self._keeper.retain(talk, result.step)
+        except CollectiveTimeoutError as error:
+            error.outcome = "unknown"  # not "unpublished", to be exact
+            raise
 
     def _call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
         if self._ran_before_s is None:

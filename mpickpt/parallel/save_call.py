@@ -1,9 +1,10 @@
 """The arguments of one save."""
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,17 @@ def place_and_options(
 
 def conversations_of_save(comm: Any, options: SaveOptions) -> Conversations:
     """Return the conversations of a communicator, for a save that begins."""
-    try:
+    with nothing_published():
         return conversations_of(comm, options.timeout_s)
+
+
+@contextlib.contextmanager
+def nothing_published() -> Iterator[None]:
+    """Say in a time-out that the save that was asked for had not begun."""
+    try:
+        yield
     except CollectiveTimeoutError as error:
-        error.outcome = "unpublished"
+        error.outcome = error.outcome or "unpublished"
         raise
 
 

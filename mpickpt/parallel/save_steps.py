@@ -24,8 +24,8 @@ from mpickpt.parallel.drafting import Drafted, draft, n_sharded_elements
 from mpickpt.parallel.options import SaveResult
 from mpickpt.parallel.receipts import (
     Receipt,
+    Receipts,
     dump_receipt,
-    parse_receipt,
     receipt_of,
     receipts_document,
     shard_records,
@@ -33,6 +33,7 @@ from mpickpt.parallel.receipts import (
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.waiting import Steps
 from mpickpt.storage.checkpoint_writer import (
+    enter_room,
     make_room,
     publish_checkpoint,
     remove_if_empty,
@@ -70,6 +71,7 @@ class Save:
         self.call = call
         self.seconds: dict[str, float] = {}
         self.checkpoint_id = ""
+        self.inode = 0
         self.layout: LayoutRecord | None = None
         self.may_be_published = False
 
@@ -120,21 +122,23 @@ class Save:
 
     def prepare(self, description: Description) -> Steps[None]:
         """Rank 0 makes the directories and looks for room."""
-        nbytes = sum(description.nbytes_of_ranks)
+        nbytes = description.nbytes
 
         def make() -> bytes:
-            return make_room(
+            room = make_room(
                 self.call.directory,
                 world_size=self.talk.size,
                 nbytes=nbytes,
                 overwrite=self.call.overwrite,
                 claim=self.call.check_launcher,
                 make_space=self.call.make_space,
-            ).encode()
+            )
+            return f"{room.save_id} {room.inode}".encode()
 
         with self.timed("prepare"):
             answer = yield from self.talk.on_root(make, "prepare")
-        self.checkpoint_id = answer.decode()
+        self.checkpoint_id, inode = answer.decode().split()
+        self.inode = int(inode)
 
     def draft(self, description: Description) -> Steps[ShardDraft]:
         """Every rank lays out its shard."""
@@ -151,6 +155,7 @@ class Save:
         document = drafted.description.resolved.layout_document
 
         def write_files(cancelled: Event) -> ShardDigest:
+            enter_room(self.own_shard, self.call.directory, self.inode)
             digest = write(self.own_shard, cancelled)
             self.seconds["write"] = time.monotonic() - start
             if document is not None:
@@ -164,7 +169,7 @@ class Save:
             yield from self.talk.work(write_files, "write", moved=self.nbytes_on_disk)
         )
 
-    def agree(self, drafted: Drafted, digest: ShardDigest) -> Steps[list[Receipt]]:
+    def agree(self, drafted: Drafted, digest: ShardDigest) -> Steps[Receipts]:
         """Every rank learns the digest of every shard."""
         receipt = receipt_of(
             self.talk.rank,
@@ -177,16 +182,15 @@ class Save:
         self.may_be_published = self.talk.rank != 0
         with self.timed("agree"):
             records = yield from self.talk.allgather(dump_receipt(receipt), "agree")
-        return [parse_receipt(record) for record in records]
+        return Receipts(records)
 
-    def publish(
-        self, description: Description, receipts: Sequence[Receipt]
-    ) -> Steps[None]:
+    def publish(self, description: Description, receipts: Receipts) -> Steps[None]:
         """Rank 0 renames the manifest: the checkpoint exists."""
 
         def publish() -> bytes:
-            manifest = self.manifest(description, receipts)
-            document = receipts_document(receipts, self.seconds)
+            shards = list(receipts)
+            manifest = self.manifest(description, shards)
+            document = receipts_document(shards, self.seconds)
             write_receipts_file(self.call.directory, self.checkpoint_id, document)
             self.call.check_launcher()
             self.call.before_publish()
@@ -219,11 +223,11 @@ class Save:
             layout=self.layout,
         )
 
-    def result(self, digest: ShardDigest, receipts: Sequence[Receipt]) -> SaveResult:
+    def result(self, digest: ShardDigest, receipts: Receipts) -> SaveResult:
         """Return what was saved, and let rank 0 say so."""
-        nbytes = sum(receipt.nbytes for receipt in receipts)
+        nbytes = receipts.nbytes
         if self.talk.rank == 0:
-            self.say(nbytes, receipts)
+            self.say(nbytes, receipts.slowest)
         return SaveResult(
             path=self.call.directory,
             step=self.call.step,
@@ -233,9 +237,8 @@ class Save:
             seconds=self.seconds,
         )
 
-    def say(self, nbytes: int, receipts: Sequence[Receipt]) -> None:
+    def say(self, nbytes: int, slowest: Receipt) -> None:
         """Log one line for the save."""
-        slowest = max(receipts, key=lambda receipt: receipt.write_s)
         seconds = sum(self.seconds.values())
         log.info(
             "step %d: saved %.3f GB in %.3f s, %.2f GB/s; %s; slowest rank %d wrote "

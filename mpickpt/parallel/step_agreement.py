@@ -87,7 +87,9 @@ class StepAgreement:
     def _complete(self) -> Flags | None:
         if self._reduction is None:
             return None
-        if not self._reduction.done():
+        with self._talk.translated(PHASE):
+            is_done = self._reduction.done()
+        if not is_done:
             run(self._talk.complete(self._reduction, PHASE))
         self._reduction = None
         now_s, preempted, halted, has_failed, *times_s = self._agreed.tolist()

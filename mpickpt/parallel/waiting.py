@@ -16,7 +16,7 @@ T = TypeVar("T")
 # begins the back-off anew, None leaves the sleep to it.
 Steps: TypeAlias = Generator[float | None, None, T]
 
-DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_TIMEOUT_S = 600.0  # how to choose another one: SaveOptions
 EAGER_TESTS = 40
 FIRST_SLEEP_S = 10e-6
 LONGEST_SLEEP_S = 20e-3
