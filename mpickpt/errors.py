@@ -177,7 +177,7 @@ class LeaseHeldError(CheckpointError):
 
 
 class CollectiveTimeoutError(CheckpointError, TimeoutError):
-    """Report that other ranks did not arrive in time.
+    """Report that other ranks did not arrive in time, or died.
 
     Attributes
     ----------

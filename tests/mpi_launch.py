@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
+YOUNG_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +48,19 @@ def start(
     size: int,
     python: str = sys.executable,
     environ: Mapping[str, str] | None = None,
+    output: IO[str] | int = subprocess.PIPE,
+    flags: Sequence[str] = (),
+    prefix: Sequence[str] = (),
 ) -> "subprocess.Popen[str]":
-    """Start ``python arguments`` on `size` ranks, in a process group of its own."""
+    """Start ``python arguments`` on `size` ranks, in a process group of its own.
+
+    `flags` are mpiexec's; `prefix` is a command that starts mpiexec.
+    """
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [mpiexec_of(python), "-n", str(size), python, *arguments],
+        [*prefix, mpiexec_of(python), *flags, "-n", str(size), python, *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
@@ -85,8 +95,11 @@ def remove_orphaned_shared_memory() -> None:
         except OSError:
             continue
     for segment in SHARED_MEMORY.glob("mpich_shm_*"):
-        if str(segment) not in mapped:
-            segment.unlink(missing_ok=True)
+        # A new one may belong to a rank that is about to map it.
+        with suppress(FileNotFoundError):
+            age_s = time.time() - segment.stat().st_mtime
+            if str(segment) not in mapped and age_s > YOUNG_S:
+                segment.unlink()
 
 
 def finish(program: "subprocess.Popen[str]", timeout_s: float) -> Outcome:

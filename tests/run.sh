@@ -23,6 +23,14 @@ install_tools() {
     command -v munged >/dev/null || missing+=(munge)
     command -v slurmctld >/dev/null || missing+=(slurm-wlm)
     command -v shellcheck >/dev/null || missing+=(shellcheck)
+    command -v mkfs.xfs >/dev/null || missing+=(xfsprogs)
+    command -v mkfs.ext4 >/dev/null || missing+=(e2fsprogs)
+    command -v fusermount3 >/dev/null || missing+=(fuse3)
+    command -v ip >/dev/null || missing+=(iproute2)
+    command -v glusterd >/dev/null || missing+=(glusterfs-server glusterfs-client)
+    command -v mfsmaster >/dev/null || missing+=(moosefs-master)
+    command -v mfschunkserver >/dev/null || missing+=(moosefs-chunkserver)
+    command -v mfsmount >/dev/null || missing+=(moosefs-client moosefs-cli)
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     [ ${#missing[@]} -eq 0 ] && return
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -42,12 +42,22 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(str(error.args[0])) from error
         dtype = _npy_dtype(source.dtype, options.dtype)
         shape = tuple(source.shape)
+        # What no shard holds is refused before the disk is filled for it.
+        elements = None
+        if (
+            isinstance(source, StoredArray)
+            and source.kind != "per_rank"
+            and source.size
+        ):
+            checkpoint.stored_boxes(options.key)
+        else:
+            elements = source[...]
         with new_npy_file(options.output, dtype, shape) as target:
             out = target.view(source.dtype)
-            if isinstance(source, StoredArray) and source.kind != "per_rank":
+            if elements is None:
                 checkpoint.read_into(options.key, out)
             else:
-                out[...] = source[...]
+                out[...] = elements
     size = nbytes_text(source.nbytes)
     print_line(f"{options.output}: {dtype} {list(shape)}, {size}")
     return WHOLE

@@ -48,10 +48,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _entries(run_directory: RunDirectory) -> list[dict[str, Any]]:
-    published = {entry.path: entry for entry in run_directory.candidates()}
+    published = _published(run_directory)
+    directories = step_directories(run_directory.path)
     rejected = {entry.path: entry for entry in run_directory.rejected()}
     entries = []
-    for found in step_directories(run_directory.path):
+    for found in directories:
         entry = {
             "step": found.step,
             "path": str(found.path),
@@ -67,10 +68,40 @@ def _entries(run_directory: RunDirectory) -> list[dict[str, Any]]:
             entry |= _of_rejected(rejected[found.path])
         elif found.path in published:
             entry |= _of_published(published[found.path])
-        else:
+        elif found.path.is_dir():
             entry["state"] = _state_of_unpublished(found)
+        else:
+            continue  # removed or renamed since it was listed
         entries.append(entry)
     return entries
+
+
+def _published(run_directory: RunDirectory) -> dict[Path, RunEntry]:
+    """Return the published checkpoints by path.
+
+    What seems damaged is looked for again: it may have been replaced or removed since
+    it was listed.
+    """
+    published = {entry.path: entry for entry in run_directory.candidates()}
+    while doubtful := [e for e in published.values() if not e.is_whole]:
+        now = {entry.path: entry for entry in run_directory.candidates()}
+        changed = {
+            entry.path: now.get(entry.path)
+            for entry in doubtful
+            if _id_of(now.get(entry.path)) != _id_of(entry)
+        }
+        if not changed:
+            break
+        for path, entry in changed.items():
+            if entry is None:
+                del published[path]
+            else:
+                published[path] = entry
+    return published
+
+
+def _id_of(entry: RunEntry | None) -> tuple[bool, str | None]:
+    return (False, None) if entry is None else (True, entry.checkpoint_id)
 
 
 def _of_published(entry: RunEntry) -> dict[str, Any]:

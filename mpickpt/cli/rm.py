@@ -16,6 +16,7 @@ from mpickpt.format.naming import (
 from mpickpt.storage.lease import Lease
 from mpickpt.storage.removal import own_files, remove_checkpoint, remove_rejected
 from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.small_file import is_there
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +60,9 @@ def _absolute(text: str) -> Path:
 
 
 def _require_checkpoint(path: Path) -> None:
+    is_published = is_there(path / MANIFEST_NAME)
     is_left_over = _is_of_a_run(path) and path.is_dir()
-    if not (path / MANIFEST_NAME).exists() and not own_files(path) and not is_left_over:
+    if not is_published and not own_files(path) and not is_left_over:
         raise CheckpointNotFoundError(f"no checkpoint at {path}, nor rest of one")
 
 

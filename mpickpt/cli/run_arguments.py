@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpickpt.errors import CheckpointNotFoundError
 from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.small_file import is_there
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +15,7 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 
 def existing_run(options: argparse.Namespace) -> RunDirectory:
     """Return the run directory; a mistyped one is an error, not made."""
-    if not options.run_dir.is_dir():
+    if not (is_there(options.run_dir) and options.run_dir.is_dir()):
         raise CheckpointNotFoundError(
             f"no run directory at {options.run_dir.absolute()}"
         )

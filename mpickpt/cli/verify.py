@@ -10,6 +10,7 @@ from mpickpt.cli.status import DAMAGED, UNREADABLE, WHOLE, status_of
 from mpickpt.errors import CheckpointError, CheckpointNotFoundError
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.storage.catalog import checkpoints, read_manifest
+from mpickpt.storage.small_file import is_there
 from mpickpt.storage.verification import DamagedBlock, VerifyReport, verify_checkpoint
 
 
@@ -51,7 +52,7 @@ def _count(text: str) -> int:
 
 
 def _targets(path: Path) -> Iterator[Path]:
-    published = [] if (path / MANIFEST_NAME).exists() else checkpoints(path)
+    published = [] if is_there(path / MANIFEST_NAME) else checkpoints(path)
     if not published:
         read_manifest(path)  # says best what is wrong with the path, if anything is
         yield path

@@ -7,9 +7,14 @@ whatever times the copy gave it.
 import operator
 import os
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from mpickpt.errors import CheckpointNotFoundError, IncompleteCheckpointError
+from mpickpt.errors import (
+    CheckpointNotFoundError,
+    IncompleteCheckpointError,
+    StorageError,
+)
 from mpickpt.format.manifest import MAX_MANIFEST_NBYTES, parse_manifest
 from mpickpt.format.naming import (
     MANIFEST_NAME,
@@ -22,12 +27,16 @@ from mpickpt.format.naming import (
     step_directory_name,
 )
 from mpickpt.format.records import ShardManifest
-from mpickpt.storage.commit import storage_errors
+from mpickpt.storage.filesystem import is_directory
+from mpickpt.storage.second_look import SecondLook, is_gone
 from mpickpt.storage.shard_file import open_shard_file
+from mpickpt.storage.small_file import is_there, names_in
 
 PathLike = str | os.PathLike[str]
 
 _MOST_NAMES = 5
+
+_NEW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +114,19 @@ def read_manifest_text(path: PathLike) -> bytes:
     """
     directory = Path(path)
     manifest_path = directory / MANIFEST_NAME
-    try:
-        return _content_of(manifest_path)
-    except IncompleteCheckpointError:
-        # NFS remembers for 30 s that a name was absent; listing asks the server.
-        _names_in(directory)
+    look = SecondLook(manifest_path)
+    while True:
         try:
             return _content_of(manifest_path)
         except IncompleteCheckpointError as error:
             raise _not_found(directory) from error
+        except StorageError as error:
+            # A server forgot its handle; another save may have replaced the file.
+            if look.helps(error):
+                continue
+            if is_gone(error) and MANIFEST_NAME not in names_in(directory):
+                raise _not_found(directory) from error
+            raise
 
 
 def checkpoints(run_dir: PathLike) -> tuple[CheckpointEntry, ...]:
@@ -179,20 +192,33 @@ def step_directories(run_dir: PathLike) -> tuple[StepDirectory, ...]:
     Also those of saves that were never published, and those that were set aside.
     """
     found = []
-    for name in _names_in(Path(run_dir)):
+    for name in names_in(Path(run_dir)):
         rejected = parse_rejected_directory(name)
         step = rejected[0] if rejected else parse_step_directory(name)
         directory = Path(run_dir) / name
-        if step is not None and directory.is_dir():
+        if step is not None and is_directory(directory):
             found.append(
                 StepDirectory(
                     step=step,
                     path=directory,
-                    is_published=_has_manifest(directory),
+                    is_published=is_there(directory / MANIFEST_NAME),
                     is_rejected=rejected is not None,
                 )
             )
     return tuple(sorted(found, key=lambda one: (one.step, one.path.name)))
+
+
+def is_new(manifest: ShardManifest) -> bool:
+    """Tell whether a checkpoint was published a moment ago, as far as clocks agree.
+
+    Its files may not be seen on every node yet.
+    """
+    try:
+        created = datetime.fromisoformat(manifest.created_at)
+        age = datetime.now(UTC) - created
+    except (ValueError, TypeError):
+        return False  # of another writer, or without a time zone
+    return abs(age.total_seconds()) < _NEW_S
 
 
 def missing_shards(directory: PathLike, manifest: ShardManifest) -> list[str]:
@@ -222,25 +248,11 @@ def _content_of(manifest_path: Path) -> bytes:
     return bytes(content)
 
 
-def _names_in(directory: Path) -> list[str]:
-    with storage_errors("list", directory):
-        try:
-            return os.listdir(directory)
-        except FileNotFoundError:
-            return []
-
-
 def _relative_names(directory: Path, world_size: int) -> set[str]:
-    names = set(_names_in(directory))
+    names = set(names_in(directory))
     for inner in names.intersection(shard_subdirectories(world_size)):
-        names.update(f"{inner}/{name}" for name in _names_in(directory / inner))
+        names.update(f"{inner}/{name}" for name in names_in(directory / inner))
     return names
-
-
-def _has_manifest(directory: Path) -> bool:
-    manifest_path = directory / MANIFEST_NAME
-    with storage_errors("look for", manifest_path):
-        return manifest_path.is_file()
 
 
 def _not_found(directory: Path) -> CheckpointNotFoundError:
@@ -251,8 +263,8 @@ def _not_found(directory: Path) -> CheckpointNotFoundError:
 
 
 def _found_instead(directory: Path) -> str:
-    if not directory.exists():
-        parents = (parent for parent in directory.parents if parent.is_dir())
+    if not is_there(directory):
+        parents = (parent for parent in directory.parents if is_directory(parent))
         return f"it does not exist; {next(parents, '/')} does"
     published = checkpoints(directory)
     if published:
@@ -260,7 +272,7 @@ def _found_instead(directory: Path) -> str:
             f"it is a run directory that holds {len(published)}; the latest is "
             f"{published[-1].path}"
         )
-    names = sorted(_names_in(directory))
+    names = sorted(names_in(directory))
     n_shards = sum(parse_shard_name(name) is not None for name in names)
     if n_shards:
         return (

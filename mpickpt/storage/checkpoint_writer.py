@@ -6,6 +6,7 @@ Every rank calls `write_shard_file`; one of them, the root, calls the others.
 import contextlib
 import errno
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from mpickpt.storage.commit import (
 )
 from mpickpt.storage.filesystem import free_nbytes, wants_direct
 from mpickpt.storage.removal import own_files
+from mpickpt.storage.second_look import SecondLook, meet, outlast
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_image import build_image
 from mpickpt.storage.staging import StagedShard
@@ -59,6 +61,14 @@ class WriteStyle:
     read_back: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Where a save writes: its id, and the inode number of the directory."""
+
+    save_id: str
+    inode: int
+
+
 def make_room(
     directory: Path,
     *,
@@ -67,8 +77,8 @@ def make_room(
     overwrite: bool,
     claim: Callable[[], None],
     make_space: Callable[[int], None],
-) -> str:
-    """Make the directories of a checkpoint and return the id of the save.
+) -> Room:
+    """Make the directories of a checkpoint, where a save is going to write.
 
     Parameters
     ----------
@@ -98,6 +108,8 @@ def make_room(
     For one process. What a crashed save left in the directory is removed.
     """
     try:
+        # This node may remember another directory, which was set aside elsewhere.
+        outlast(directory)
         make_directory(directory)
         claim()
         _refuse_published(directory, overwrite=overwrite)
@@ -106,10 +118,25 @@ def make_room(
             make_directory(directory / name)
         make_space(nbytes)
         _require_room(directory, nbytes)
-        return _new_id(directory)
+        return Room(save_id=_new_id(directory), inode=_inode_of(directory))
     except BaseException:
         remove_if_empty(directory, world_size)
         raise
+
+
+def enter_room(shard: Path, directory: Path, inode: int) -> None:
+    """Make this node see the directories that the root has made for a shard.
+
+    Raises
+    ------
+    StorageError
+        They do not come within a few seconds, or the file system refuses.
+    """
+    with storage_errors("find", directory):
+        meet(directory, inode)
+    if shard.parent != directory:
+        with storage_errors("find", shard.parent):
+            meet(shard.parent)
 
 
 def write_shard_file(
@@ -212,13 +239,7 @@ def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
     IncompleteCheckpointError
         A shard is gone: another save of the same path, at the same time, swept it.
     """
-    missing = missing_shards(directory, manifest)
-    if missing:
-        raise IncompleteCheckpointError(
-            f"{directory / missing[0]} is gone since it was written, with "
-            f"{len(missing) - 1} others; do two programs save to this path at once?",
-            path=str(directory / missing[0]),
-        )
+    _require_shards(directory, manifest)
     content = dump_manifest(manifest)
     publish_manifest(directory, content)
     return content
@@ -258,6 +279,21 @@ def remove_if_empty(directory: Path, world_size: int) -> None:
             (directory / name).rmdir()
 
 
+def _require_shards(directory: Path, manifest: ShardManifest) -> None:
+    look: SecondLook | None = None
+    while missing := missing_shards(directory, manifest):
+        path = directory / missing[0]
+        error = IncompleteCheckpointError(
+            f"{path} is gone since it was written, with "
+            f"{len(missing) - 1} others; do two programs save to this path at once?",
+            path=str(path),
+        )
+        # Other nodes have just made them.
+        look = look or SecondLook(path, is_new=True)
+        if not look.helps(error):
+            raise error
+
+
 def _refuse_published(directory: Path, *, overwrite: bool) -> None:
     try:
         read_manifest(directory)
@@ -273,6 +309,11 @@ def _refuse_published(directory: Path, *, overwrite: bool) -> None:
             "touches; save to another path, or pass overwrite=True to replace it once "
             "the new one is published"
         )
+
+
+def _inode_of(directory: Path) -> int:
+    with storage_errors("look at", directory):
+        return os.stat(directory).st_ino
 
 
 def _require_room(directory: Path, nbytes: int) -> None:

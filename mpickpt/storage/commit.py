@@ -1,12 +1,14 @@
 """Makes files durable and visible; the only owner of fsync and rename."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from mpickpt.errors import StorageError
 from mpickpt.format.naming import MANIFEST_NAME, MANIFEST_TMP_NAME
+from mpickpt.storage.second_look import meet
 
 
 @contextlib.contextmanager
@@ -84,14 +86,41 @@ def make_directory(path: Path) -> None:
     system fight for its locks. A directory that exists is left as it is.
     """
     missing = []
-    with storage_errors("look for directory", path):
-        while not path.is_dir():
-            missing.append(path)
-            path = path.parent
+    while not _is_directory(path):
+        missing.append(path)
+        path = path.parent
+    if missing:
+        _sync_name_if_empty(path)
     for directory in reversed(missing):
         with storage_errors("make directory", directory):
-            directory.mkdir(exist_ok=True)
+            _make_or_meet(directory)
         sync_directory(directory.parent)
+
+
+def _sync_name_if_empty(directory: Path) -> None:
+    """Make the name of a directory durable in which nothing is yet.
+
+    Whoever made it may have been killed before the sync, and all that is going to be
+    in it would go with it. Something is made in it only after that sync.
+    """
+    try:
+        with storage_errors("list", directory):
+            if os.listdir(directory):
+                return
+        sync_directory(directory.parent)
+    except StorageError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM):  # not ours to list or sync
+            raise
+
+
+def _make_or_meet(directory: Path) -> None:
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        # Another node has made it, or has begun to: this one may not see it yet.
+        meet(directory)
+        if not directory.is_dir():
+            raise
 
 
 def write_new_file(path: Path, content: bytes) -> None:
@@ -216,6 +245,11 @@ def _content_of(path: Path) -> bytes | None:
             return path.read_bytes()
         except FileNotFoundError:
             return None
+
+
+def _is_directory(path: Path) -> bool:
+    with storage_errors("look for directory", path):
+        return path.is_dir()
 
 
 def _write_all(descriptor: int, content: bytes, path: Path) -> None:

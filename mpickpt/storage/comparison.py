@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def _plain_values(checkpoint: Checkpoint) -> dict[str, _Value]:
         for key, leaf in leaves(checkpoint.tree_of(rank)):
             if isinstance(leaf, SavedLeaf):
                 continue
-            text = repr(leaf.value) if isinstance(leaf, Plain) else "empty"
+            text = _text_of(leaf.value) if isinstance(leaf, Plain) else "empty"
             value = values.setdefault(key or "%root", _Value(text, {}, []))
             assert value.ranks is not None
             value.ranks.append(rank)
@@ -104,6 +105,13 @@ def _plain_values(checkpoint: Checkpoint) -> dict[str, _Value]:
         if len(value.ranks or ()) == world_size:
             value.ranks = None
     return values
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return hex(value)
 
 
 def _told(value: _Value | None) -> str:

@@ -1,6 +1,8 @@
 """Tells which file system a path lies on and what that means for I/O; reads only."""
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +91,37 @@ def free_nbytes(path: Path) -> int:
     with storage_errors("ask for the free space of", path):
         usage = os.statvfs(_nearest_existing(path))
         return usage.f_bavail * usage.f_frsize
+
+
+def is_directory(path: Path) -> bool:
+    """Tell whether a path leads to a directory.
+
+    Raises
+    ------
+    StorageError
+        If the file system does not answer. `pathlib` raises an OSError of its own.
+    """
+    mode = _mode_of(path, follow=True)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def is_symlink(path: Path) -> bool:
+    """Tell whether a path is a symbolic link; raises as `is_directory`."""
+    mode = _mode_of(path, follow=False)
+    return mode is not None and stat.S_ISLNK(mode)
+
+
+def _mode_of(path: Path, *, follow: bool) -> int | None:
+    with storage_errors("look at", path):
+        try:
+            return os.stat(path, follow_symlinks=follow).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            # Removed by another node since this one saw the name.
+            if error.errno in (errno.ELOOP, errno.ESTALE):
+                return None
+            raise
 
 
 def _nearest_existing(path: Path) -> Path:

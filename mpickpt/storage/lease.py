@@ -23,14 +23,13 @@ from mpickpt.format.naming import LEASE_DIRECTORY, lease_name
 from mpickpt.storage.catalog import PathLike
 from mpickpt.storage.commit import (
     discard,
-    make_directory,
     storage_errors,
     sync_directory,
     write_new_file,
 )
 from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease_file import Claim, generations, newest_claim
-from mpickpt.storage.small_file import content_of
+from mpickpt.storage.small_file import content_of, make_control_directory
 
 __all__ = ["JobIdentity", "Lease", "is_written_by_another"]
 
@@ -38,7 +37,6 @@ log = logging.getLogger(__name__)
 
 BEATS = 3
 _LONGEST_BEAT_S = 60.0
-_GONE = (errno.ENOENT, errno.ESTALE)
 
 
 class Lease:
@@ -104,7 +102,7 @@ class Lease:
         """
         run_path = Path(run_dir)
         identity = identity or JobIdentity.current()
-        make_directory(run_path / LEASE_DIRECTORY)
+        make_control_directory(run_path / LEASE_DIRECTORY)
         deadline = time.monotonic() + patience_s
         while True:
             claim = newest_claim(run_path)
@@ -176,13 +174,17 @@ class Lease:
             if error.errno == errno.EEXIST:
                 return False
             raise
-        # A taker that slept may have won a number that was used up meanwhile.
-        if generations(self.run_dir)[-1:] != [self.generation]:
-            discard(self._path)
-            return False
-        for older in generations(self.run_dir)[:-1]:
-            discard(self._path.with_name(lease_name(older)))
-        sync_directory(self._path.parent)
+        try:
+            # A taker that slept may have won a number that was used up meanwhile.
+            if generations(self.run_dir)[-1:] != [self.generation]:
+                discard(self._path)
+                return False
+            for older in generations(self.run_dir)[:-1]:
+                discard(self._path.with_name(lease_name(older)))
+            sync_directory(self._path.parent)
+        except BaseException:
+            discard(self._path)  # else it would pass for a holder's that lives
+            raise
         self._thread.start()
         return True
 
@@ -194,7 +196,7 @@ class Lease:
                     return  # taken over: `require` tells
                 self._write("held")
             except StorageError as error:
-                if error.errno in _GONE:
+                if error.errno == errno.ENOENT:
                     return
                 log.warning("the lease of %s does not beat: %s", self.run_dir, error)
 

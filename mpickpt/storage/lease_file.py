@@ -8,7 +8,7 @@ import msgspec
 
 from mpickpt.format.naming import LEASE_DIRECTORY, lease_name, parse_lease_name
 from mpickpt.storage.job_identity import JobIdentity
-from mpickpt.storage.small_file import content_of, names_in
+from mpickpt.storage.small_file import content_of, control_names_in
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,5 +62,5 @@ def newest_claim(run_dir: Path) -> Claim | None:
 
 def generations(run_dir: Path) -> list[int]:
     """Return the numbers of the leases of a run, the one that holds last."""
-    numbers = map(parse_lease_name, names_in(run_dir / LEASE_DIRECTORY))
+    numbers = map(parse_lease_name, control_names_in(run_dir / LEASE_DIRECTORY))
     return sorted(number for number in numbers if number is not None)

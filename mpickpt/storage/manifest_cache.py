@@ -11,6 +11,8 @@ from mpickpt.storage.catalog import read_manifest
 
 Signature = tuple[int, int, int]
 
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 
 class ManifestCache:
     """Manifests that were read and whose files are still the same.
@@ -48,8 +50,13 @@ class ManifestCache:
 
 
 def _signature(path: Path) -> Signature | None:
+    # Opened, since a node may remember how a name was; to open asks the server.
     try:
-        found = os.stat(path)
+        descriptor = os.open(path, _LOOK)
+        try:
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

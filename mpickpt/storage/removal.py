@@ -23,9 +23,10 @@ from mpickpt.format.naming import (
 )
 from mpickpt.storage.catalog import PathLike, step_directories
 from mpickpt.storage.commit import storage_errors, unlink_durably
+from mpickpt.storage.filesystem import is_directory, is_symlink
 from mpickpt.storage.run_directory import RunDirectory
 from mpickpt.storage.run_entry import RejectedEntry
-from mpickpt.storage.small_file import names_in
+from mpickpt.storage.small_file import is_there, names_in
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def unpublish(directory: Path) -> list[Path]:
     Not collective; the files may be shared out over ranks. Durable when it returns:
     the checkpoint is not published any more.
     """
-    if directory.is_symlink():
+    if is_symlink(directory):
         raise StorageError(
             f"{directory} is a symbolic link: what it leads to is not removed; remove "
             "the link itself if it should go",
@@ -113,7 +114,7 @@ def remove_directory_if_empty(directory: Path) -> bool:
                 (directory / name).rmdir()
     with contextlib.suppress(OSError):
         directory.rmdir()
-    return not directory.exists()
+    return not is_there(directory)
 
 
 def own_files(directory: Path) -> list[Path]:
@@ -125,7 +126,7 @@ def own_files(directory: Path) -> list[Path]:
     for name in names_in(directory):
         inner = directory / name
         is_shard_directory = parse_shard_subdirectory(name) is not None
-        if is_shard_directory and inner.is_dir() and not inner.is_symlink():
+        if is_shard_directory and is_directory(inner) and not is_symlink(inner):
             found += [inner / n for n in names_in(inner) if parse_shard_name(n)]
     return sorted(found)
 
@@ -137,6 +138,8 @@ def sweep_siblings(
     sparing: Collection[Path] = (),
 ) -> None:
     """Remove what crashed saves left in a run, and all but the newest rejected ones.
+
+    Also what is said about checkpoints that are gone.
 
     Parameters
     ----------
@@ -160,6 +163,19 @@ def sweep_siblings(
         if is_rubbish and os.path.abspath(found.path) not in spared:
             with _logged(found.path):
                 _sweep_unpublished(found.path, flying)
+    remove_old_rejected(run)
+    with _logged(run.path):
+        run.forget_missing()
+        run.forget_unfinished()
+
+
+def remove_old_rejected(run: RunDirectory) -> None:
+    """Remove all checkpoints that were set aside but the newest few and pinned ones.
+
+    Notes
+    -----
+    For the holder of the lease. What the file system refuses is logged.
+    """
     removable = [entry for entry in run.rejected() if not entry.is_pinned]
     for entry in removable[:-KEPT_REJECTED]:
         with _logged(entry.path):
@@ -177,7 +193,7 @@ def remove_rejected(run: RunDirectory, entry: RejectedEntry) -> bool:
 def _sweep_unpublished(directory: Path, flying: Collection[str]) -> None:
     # A network file system may go on saying that the manifest is not there for half
     # a minute after another host published it; listing asks the server.
-    if directory.is_symlink() or MANIFEST_NAME in names_in(directory):
+    if is_symlink(directory) or MANIFEST_NAME in names_in(directory):
         return
     files = own_files(directory)
     if not any(_id_of(path.name) in flying for path in files):

@@ -5,7 +5,6 @@ whole and durable, and about one checkpoint: pins, metrics that came later, atte
 to restore, why one was rejected; and the halt file is about the run.
 """
 
-import os
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,16 +13,19 @@ from typing import Any
 
 from mpickpt.format.naming import (
     ATTEMPTS_DIRECTORY,
+    CONTROL_DIRECTORY,
     HALT_PATH,
     METRICS_DIRECTORY,
     PINS_DIRECTORY,
     REJECTIONS_DIRECTORY,
     document_name,
+    parse_control_name,
+    parse_document_name,
     parse_step_directory,
     rejected_directory_name,
     step_directory_name,
 )
-from mpickpt.format.records import ShardManifest
+from mpickpt.format.records import INT_MAX, ShardManifest
 from mpickpt.storage.catalog import (
     PathLike,
     checkpoints,
@@ -32,17 +34,31 @@ from mpickpt.storage.catalog import (
     step_path,
 )
 from mpickpt.storage.commit import rename_durably, storage_errors, unlink_durably
+from mpickpt.storage.filesystem import is_symlink
+from mpickpt.storage.lease_file import newest_claim
 from mpickpt.storage.manifest_cache import ManifestCache
 from mpickpt.storage.run_entry import RejectedEntry, RunEntry
 from mpickpt.storage.small_file import (
+    control_names_in,
+    discard_unfinished,
     document_of,
+    is_in_run,
+    is_there,
     locked,
-    names_in,
     replace_document,
     replace_file,
 )
 
 __all__ = ["RejectedEntry", "RunDirectory", "RunEntry", "set_metrics"]
+
+_ABOUT_CHECKPOINTS = (
+    PINS_DIRECTORY,
+    METRICS_DIRECTORY,
+    ATTEMPTS_DIRECTORY,
+    REJECTIONS_DIRECTORY,
+)
+
+_WRITTEN_BY_THEN_S = 60.0
 
 
 class RunDirectory:
@@ -71,8 +87,8 @@ class RunDirectory:
         StorageError
             If the directory cannot be listed.
         """
-        pinned = set(names_in(self.path / PINS_DIRECTORY))
-        measured = set(names_in(self.path / METRICS_DIRECTORY))
+        pinned = set(control_names_in(self.path / PINS_DIRECTORY))
+        measured = set(control_names_in(self.path / METRICS_DIRECTORY))
         entries = []
         published = checkpoints(self.path)
         self._manifests.forget_others([found.path for found in published])
@@ -80,6 +96,9 @@ class RunDirectory:
             manifest, problem = self._manifests.look_up(found.path)
             if manifest is None and problem is None:
                 continue  # removed since it was listed
+            if manifest is not None and manifest.step != found.step:
+                problem = other_step(found.path, manifest.step)
+                manifest = None
             is_measured = document_name(found.path.name) in measured
             later = self._later_metrics(found.step, manifest) if is_measured else {}
             entries.append(
@@ -88,7 +107,7 @@ class RunDirectory:
                     path=found.path,
                     manifest=manifest,
                     metrics=(manifest.metrics if manifest else {}) | later,
-                    is_pinned=found.path.name in pinned or found.path.is_symlink(),
+                    is_pinned=found.path.name in pinned or is_symlink(found.path),
                     manifest_problem=problem,
                 )
             )
@@ -111,7 +130,7 @@ class RunDirectory:
 
     def pins(self) -> list[int]:
         """Return the pinned steps in order."""
-        names = names_in(self.path / PINS_DIRECTORY)
+        names = control_names_in(self.path / PINS_DIRECTORY)
         steps = map(parse_step_directory, names)
         return sorted(step for step in steps if step is not None)
 
@@ -138,10 +157,9 @@ class RunDirectory:
 
     @property
     def is_halted(self) -> bool:
-        """Whether the run was asked to stop; costs one stat."""
+        """Whether the run was asked to stop; costs a stat and a listing."""
         path = self.path / HALT_PATH
-        with storage_errors("look for", path):
-            return path.is_file()
+        return is_in_run(path.parent) and is_there(path)
 
     @property
     def halt_reason(self) -> str | None:
@@ -153,8 +171,7 @@ class RunDirectory:
     def attempts(self, step: int) -> int:
         """Return how often a restore of the step was begun without progress since."""
         document = document_of(self._document(ATTEMPTS_DIRECTORY, step)) or {}
-        count = document.get("attempts", 0)
-        return count if isinstance(count, int) else 0
+        return _count(document.get("attempts"))
 
     def note_attempt(self, step: int) -> int:
         """Count one more attempt to restore a step and return how many it makes."""
@@ -174,8 +191,9 @@ class RunDirectory:
 
     def clear_attempts(self) -> None:
         """Forget all attempts: the run made progress."""
-        for name in names_in(self.path / ATTEMPTS_DIRECTORY):
-            _unlink(self.path / ATTEMPTS_DIRECTORY / name)
+        for name in control_names_in(self.path / ATTEMPTS_DIRECTORY):
+            if parse_document_name(name) is not None:
+                _unlink(self.path / ATTEMPTS_DIRECTORY / name)
 
     def forget_rejected(self, entry: RejectedEntry) -> None:
         """Remove what is said about a rejected checkpoint that was removed."""
@@ -187,6 +205,30 @@ class RunDirectory:
         for directory in (METRICS_DIRECTORY, ATTEMPTS_DIRECTORY):
             _unlink(self._document(directory, step))
         self.unpin(step)
+
+    def forget_missing(self) -> None:
+        """Remove what is said about checkpoints of which no directory is left."""
+        present = {found.path.name for found in step_directories(self.path)}
+        for directory in _ABOUT_CHECKPOINTS:
+            for name in control_names_in(self.path / directory):
+                if parse_control_name(name) not in (None, *present):
+                    _unlink(self.path / directory / name)
+
+    def forget_unfinished(self) -> None:
+        """Remove what crashes left of control files that were being written.
+
+        Notes
+        -----
+        For the holder of the lease. Anybody may be writing one just now, so it must
+        be a minute older than the last beat: two times of one file system.
+        """
+        claim = newest_claim(self.path)
+        if claim is None:
+            return
+        with storage_errors("look for", claim.path):
+            until = claim.path.stat().st_mtime - _WRITTEN_BY_THEN_S
+        for directory in (CONTROL_DIRECTORY, *_ABOUT_CHECKPOINTS):
+            discard_unfinished(self.path / directory, until)
 
     def reject(self, step: int, reason: str) -> Path:
         """Set the checkpoint of a step aside and return its new directory.
@@ -218,20 +260,19 @@ class RunDirectory:
 
     def rejected(self) -> list[RejectedEntry]:
         """Return the checkpoints that were set aside, the latest last."""
-        pinned = set(names_in(self.path / PINS_DIRECTORY))
+        pinned = set(control_names_in(self.path / PINS_DIRECTORY))
         entries = []
         for found in step_directories(self.path):
             if found.is_rejected:
                 name = found.path.name
                 document = document_of(self._rejection(name)) or {}
-                number = document.get("number")
                 entries.append(
                     RejectedEntry(
                         step=found.step,
                         path=found.path,
-                        number=number if isinstance(number, int) else 0,
+                        number=_count(document.get("number")),
                         reason=str(document.get("reason", "")),
-                        is_pinned=name in pinned or found.path.is_symlink(),
+                        is_pinned=name in pinned or is_symlink(found.path),
                     )
                 )
         return sorted(entries, key=lambda entry: (entry.number, entry.step))
@@ -251,7 +292,7 @@ class RunDirectory:
         id8 = manifest.id8 if manifest else secrets.token_hex(4)
         while True:
             target = self.path / rejected_directory_name(step, id8)
-            if not os.path.lexists(target):
+            if not is_there(target):
                 return target
             id8 = secrets.token_hex(4)
 
@@ -263,6 +304,11 @@ class RunDirectory:
 
     def _document(self, directory: str, step: int) -> Path:
         return self.path / directory / document_name(step_directory_name(step))
+
+
+def other_step(path: Path, step: int) -> str:
+    """Return what is wrong with a checkpoint in the directory of another step."""
+    return f"{path} holds the checkpoint of step {step}: it was copied or renamed"
 
 
 def set_metrics(run_dir: PathLike, step: int, metrics: Mapping[str, Any]) -> None:
@@ -299,8 +345,14 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+def _count(value: Any) -> int:
+    """Return a number of a control file; 0 for what none of ours would hold."""
+    return value if type(value) is int and 0 <= value <= INT_MAX else 0
+
+
 def _unlink(path: Path) -> None:
-    if os.path.lexists(path):
+    # Behind a link that leads out of the run nothing is ours.
+    if is_in_run(path.parent) and is_there(path):
         unlink_durably(path)
 
 

@@ -8,10 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpickpt.errors import StorageError
+from mpickpt.errors import IncompleteCheckpointError, StorageError
 from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
 from mpickpt.planning.retention import Candidate
 from mpickpt.storage.commit import storage_errors
+from mpickpt.storage.second_look import is_gone
+from mpickpt.storage.shard_file import is_no_file, open_shard_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,25 @@ def _has_size(directory: Path, record: ShardRecord | LayoutRecord) -> bool:
     with storage_errors("look at", path):
         try:
             found = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except NotADirectoryError:
             return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == record.nbytes
+        except OSError as error:
+            if not is_gone(error):
+                raise
+        else:
+            if stat.S_ISREG(found.st_mode) and found.st_size == record.nbytes:
+                return True
+    return _has_size_when_opened(path, record.nbytes)
+
+
+def _has_size_when_opened(path: Path, nbytes: int) -> bool:
+    # A node may remember a size, or that the name was absent; to open asks the server.
+    try:
+        with open_shard_file(path, nbytes=nbytes, direct=False):
+            return True
+    except IncompleteCheckpointError:
+        return False
+    except StorageError as error:
+        if is_no_file(error):
+            return False
+        raise

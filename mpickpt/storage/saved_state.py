@@ -27,6 +27,7 @@ from mpickpt.storage.array_reader import (
     require_backed,
     require_tiling,
 )
+from mpickpt.storage.catalog import is_new
 from mpickpt.storage.layout_file import read_layout
 from mpickpt.storage.selection import Selection, select
 from mpickpt.storage.shard_reader import BlockCache, ShardReader
@@ -54,6 +55,7 @@ class SavedState:
         self.manifest = manifest
         self.records = {record.key: record for record in manifest.arrays}
         self._directory = directory
+        self._is_new = is_new(manifest)
         self._blocks = BlockCache()
         self._shards: OrderedDict[int, ShardReader] = OrderedDict()
 
@@ -63,7 +65,9 @@ class SavedState:
         if shard is None:
             record = self.manifest.shards[rank]
             size = self.manifest.world_size
-            shard = ShardReader(self._directory, record, size, self._blocks)
+            shard = ShardReader(
+                self._directory, record, size, self._blocks, is_new=self._is_new
+            )
         self._shards[rank] = shard
         if len(self._shards) > _SHARDS_KEPT:
             self._shards.popitem(last=False)
@@ -174,10 +178,18 @@ class SavedState:
         self._fill([self.records[key]], {key: out})
 
     def stored_boxes(self, key: str) -> list[Hyperslab]:
-        """Return the boxes of an array as they lie in the shards, in rank order."""
+        """Return the boxes of an array as they lie in the shards, in rank order.
+
+        They tile it, and the shards are long enough to hold it.
+        """
         record = self.records[key]
-        shards = map(self.shard, self._ranks_with(key, whole(_shape(record))))
-        return [part.box for shard in shards for part in _matching(shard, record)]
+        room = whole(_shape(record))
+        shards = [self.shard(rank) for rank in self._ranks_with(key, room)]
+        boxes = [part.box for one in shards for part in _matching(one, record)]
+        require_tiling(key, room, [box for box in boxes if not box.is_empty])
+        available = sum(shard.record.nbytes for shard in shards)
+        require_backed(key, room.size * parse_dtype(record.dtype).itemsize, available)
+        return boxes
 
     def _held(self, rank: int, leaf: SavedLeaf) -> Any:
         if leaf.kind == "per_rank":

@@ -6,8 +6,8 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from errno import ENOENT, ENOTDIR, ESTALE
+from contextlib import contextmanager
+from errno import ENOTDIR
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from mpickpt.errors import (
     CorruptShardError,
     IncompleteCheckpointError,
     ManifestError,
-    StorageError,
 )
 from mpickpt.format.digest import (
     BLOCK_NBYTES,
@@ -29,6 +28,7 @@ from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.index import IndexArray, ShardIndex, parse_index
 from mpickpt.format.records import ShardRecord
 from mpickpt.storage.commit import storage_errors
+from mpickpt.storage.second_look import is_gone
 from mpickpt.storage.shard_file import ShardFile, open_shard_file
 from mpickpt.storage.stream import read_verified
 
@@ -91,16 +91,25 @@ class ShardReader:
         Number of ranks that saved.
     blocks : BlockCache
         Shared by the shards of a checkpoint.
+    is_new : bool
+        Whether the checkpoint was published a moment ago, maybe by another node.
     """
 
     def __init__(
-        self, directory: Path, record: ShardRecord, world_size: int, blocks: BlockCache
+        self,
+        directory: Path,
+        record: ShardRecord,
+        world_size: int,
+        blocks: BlockCache,
+        *,
+        is_new: bool = False,
     ) -> None:
         self.path = directory / record.path
         self.record = record
         self._directory = directory
         self._world_size = world_size
         self._blocks = blocks
+        self._is_new = is_new
 
     @cached_property
     def index(self) -> ShardIndex:
@@ -156,13 +165,9 @@ class ShardReader:
         """
         if self.path.parent != self._directory:
             _require_directory(self.path.parent)
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context(self._opened())
-            except IncompleteCheckpointError:
-                # NFS remembers for 30 s what it saw of a name; listing asks the server.
-                _list(self.path.parent)
-                file = stack.enter_context(self._opened())
+        with open_shard_file(
+            self.path, nbytes=self.record.nbytes, direct=False, is_new=self._is_new
+        ) as file:
             yield file
 
     def read_into(self, target: memoryview, start: int) -> None:
@@ -237,9 +242,6 @@ class ShardReader:
         self._blocks.put(self.path, number, block)
         return block
 
-    def _opened(self) -> AbstractContextManager[ShardFile]:
-        return open_shard_file(self.path, nbytes=self.record.nbytes, direct=False)
-
     def _require_moderate(self, what: str, nbytes: int, most: int) -> None:
         if nbytes > most:
             raise ManifestError(
@@ -249,8 +251,7 @@ class ShardReader:
 
 def is_vanished(error: Exception) -> bool:
     """Tell whether an error can mean that the checkpoint was replaced or deleted."""
-    gone = isinstance(error, StorageError) and error.errno in (ENOENT, ESTALE)
-    return gone or isinstance(error, IncompleteCheckpointError)
+    return is_gone(error) or isinstance(error, IncompleteCheckpointError)
 
 
 def _require_directory(path: Path) -> None:
@@ -264,11 +265,6 @@ def _require_directory(path: Path) -> None:
             ) from error
         if not stat.S_ISDIR(mode):
             raise NotADirectoryError(ENOTDIR, "a shard's directory must be a real one")
-
-
-def _list(directory: Path) -> None:
-    with suppress(OSError):
-        os.listdir(directory)
 
 
 def _spans(array: IndexArray) -> Iterator[tuple[int, int]]:

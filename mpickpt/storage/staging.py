@@ -178,9 +178,16 @@ class _Writes:
 
 
 def yield_cpu() -> None:
-    """Let the calling thread yield to the program's own, where the system can."""
+    """Let the calling thread yield to the program's own, where the system can.
+
+    ``MPICKPT_NICE`` says by how much, 0 not at all; a text that is no number is as if
+    it were not there.
+    """
+    niceness = _NICENESS
+    with suppress(ValueError):
+        niceness = int(os.environ.get("MPICKPT_NICE", ""))
     with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def _allocate(nbytes: int) -> mmap.mmap:

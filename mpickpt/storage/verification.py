@@ -13,7 +13,7 @@ from typing import Any
 from mpickpt.errors import CheckpointError, CorruptShardError, IncompleteCheckpointError
 from mpickpt.format.digest import BLOCK_NBYTES, crc32
 from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
-from mpickpt.storage.catalog import PathLike, read_manifest, rubbish
+from mpickpt.storage.catalog import PathLike, is_new, read_manifest, rubbish
 from mpickpt.storage.checks import corrupt_shard
 from mpickpt.storage.layout_file import verify_layout
 from mpickpt.storage.shard_file import ShardFile
@@ -149,7 +149,13 @@ def _verified(
     progress: Progress | None,
 ) -> VerifyReport:
     def verified_shard(record: ShardRecord) -> FileReport:
-        reader = ShardReader(directory, record, manifest.world_size, BlockCache(0))
+        reader = ShardReader(
+            directory,
+            record,
+            manifest.world_size,
+            BlockCache(0),
+            is_new=is_new(manifest),
+        )
         scan = _Scan(reader, progress or _ignored, stop, fast=fast)
         return scan.report()
 
@@ -182,6 +188,7 @@ class _Scan:
         self._stop = stop
         self._sha256 = None if fast else hashlib.sha256()
         self._damage: list[tuple[DamagedBlock, CorruptShardError]] = []
+        self._table: tuple[int, ...] = ()
 
     def report(self) -> FileReport:
         """Return what became of the shard."""
@@ -202,6 +209,7 @@ class _Scan:
 
     def _scan(self) -> None:
         reader = self._reader
+        self._table = reader.table
         pieces = _pieces(reader)
         buffer = memoryview(bytearray(min(BLOCK_NBYTES, reader.record.nbytes)))
         with reader.open() as file:
@@ -222,7 +230,7 @@ class _Scan:
             self._sha256.update(view)
         if number is not None:
             actual = crc32(view)
-            if actual != self._reader.table[number]:
+            if actual != self._table[number]:
                 self._note(number, actual)
         self._progress(len(view))
 

@@ -1,9 +1,8 @@
-"""Kills a rank at the steps of a save; replaces checkpoints under their readers."""
+"""Saves into what others left; replaces checkpoints under their readers."""
 
 import errno
 import json
 import shutil
-import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from mpickpt import (
     PerRank,
     StateTypeError,
     StorageError,
-    latest,
     open_checkpoint,
     read_manifest,
     save_sharded,
@@ -34,7 +32,7 @@ from tests.crash.small_state import (
     try_load,
     try_save,
 )
-from tests.mpi_launch import finish, pythons, start
+from tests.mpi_launch import finish, start
 from tests.ranks_as_threads import run_ranks
 
 SIZE = 3
@@ -46,73 +44,10 @@ needs_strace = pytest.mark.skipif(
 )
 
 
-def killed(rank, call, *, when=1, threads=True, path=None):
-    inject = f"{call}:signal=SIGKILL:when={when}"
-    return {"rank": rank, "inject": inject, "threads": threads, "path": path}
-
-
-def killed_publishing(call, *, when=1, path=None):
-    """In rank 0's main thread, which makes the directory and publishes."""
-    return killed(0, call, when=when, threads=False, path=path)
-
-
-# Whether the new checkpoint must be there afterwards, and who is killed when.
-NEW_DIRECTORY = {
-    "before mkdir": (False, killed_publishing("mkdir")),
-    "before a write": (False, killed(1, "pwrite64")),
-    "before the sync of a shard": (False, killed(1, "fsync")),
-    "before the rename of a shard": (False, killed(1, "rename")),
-    "before the sync of the directory": (False, killed(1, "fsync", when=2)),
-    "before the rename of the layout file": (False, killed(0, "rename", when=2)),
-    "before the manifest is created": (
-        False,
-        killed_publishing("openat", path="{path}/manifest.json.tmp"),
-    ),
-    "before the manifest is written": (
-        False,
-        killed_publishing("write", path="{path}/manifest.json.tmp"),
-    ),
-    "before the sync of the manifest": (False, killed_publishing("fsync", when=3)),
-    "before the rename of the manifest": (False, killed_publishing("rename")),
-    "before the sync after the rename": (True, killed_publishing("fsync", when=4)),
-    "before the sync of the parent": (True, killed_publishing("fsync", when=5)),
-}
-
-OVERWRITING = {
-    "overwriting, before the sync of a shard": (False, killed(1, "fsync")),
-    "overwriting, before the rename of the manifest": (
-        False,
-        killed_publishing("rename"),
-    ),
-    "overwriting, before the sync after the rename": (
-        True,
-        killed_publishing("fsync", when=3),
-    ),
-    "overwriting, before the first removal": (
-        True,
-        killed_publishing("unlink", when=2),
-    ),
-    "overwriting, between two removals": (True, killed_publishing("unlink", when=3)),
-}
-
-FEW = ("before the rename of the manifest", "before the sync after the rename")
-
-
-def on_each_python(names):
-    """Parametrise by interpreter and moment; under a second MPI some moments do."""
-    first, *others = pythons()
-    pairs = [(first, name) for name in names]
-    pairs += [(python, name) for python in others for name in names if name in FEW]
-    return pytest.mark.parametrize(
-        ("python", "name"),
-        [pytest.param(p, n, id=f"{Path(p).parts[-3]}-{n}") for p, n in pairs],
-    )
-
-
-def kill_a_save(python, path, fault, manner):
-    fault = fault | {"path": fault["path"] and fault["path"].format(path=path)}
-    arguments = [PROGRAM, str(path), json.dumps(fault), manner]
-    outcome = finish(start(arguments, size=SIZE, python=python), 120)
+def kill_before_publishing(path):
+    """Have rank 0 killed when it is about to rename the manifest."""
+    fault = {"rank": 0, "inject": "rename:signal=SIGKILL:when=1", "threads": False}
+    outcome = finish(start([PROGRAM, str(path), json.dumps(fault)], size=SIZE), 120)
     assert not outcome.timed_out, outcome.output
     assert outcome.returncode != 0, "nobody was killed"
 
@@ -124,43 +59,9 @@ def require_only_the_checkpoint(path):
 
 
 @needs_strace
-@on_each_python(NEW_DIRECTORY)
-def test_next_start_finds_old_or_new_checkpoint_whole(tmp_path, python, name):
-    is_published, fault = NEW_DIRECTORY[name]
-    path = tmp_path / "step-0000000002"
-    save(tmp_path / "step-0000000001", step=OLD, size=SIZE)
-
-    kill_a_save(python, path, fault, "new")
-
-    found = latest(tmp_path)
-    assert found.name == f"step-000000000{NEW if is_published else OLD}"
-    require_loads(found, step=NEW if is_published else OLD, size=SIZE)
-    require_loads(tmp_path / "step-0000000001", step=OLD, size=SIZE)
-    save(path, step=AFTER, size=SIZE, overwrite=is_published)
-    require_loads(path, step=AFTER, size=SIZE)
-    require_only_the_checkpoint(path)
-    require_only_the_checkpoint(tmp_path / "step-0000000001")
-
-
-@needs_strace
-@on_each_python(OVERWRITING)
-def test_killed_overwriting_leaves_old_or_new_checkpoint_whole(tmp_path, python, name):
-    is_published, fault = OVERWRITING[name]
-    path = tmp_path / "checkpoint"
-    save(path, step=OLD, size=SIZE)
-
-    kill_a_save(python, path, fault, "overwrite")
-
-    require_loads(path, step=NEW if is_published else OLD, size=SIZE)
-    save(path, step=AFTER, size=SIZE, overwrite=True)
-    require_loads(path, step=AFTER, size=SIZE)
-    require_only_the_checkpoint(path)
-
-
-@needs_strace
 def test_another_number_of_ranks_saves_into_what_a_crash_left(tmp_path):
     path = tmp_path / "checkpoint"
-    kill_a_save(sys.executable, path, killed_publishing("rename"), "new")
+    kill_before_publishing(path)
     assert len(files_of(path)) > SIZE
 
     save(path, step=AFTER, size=2)

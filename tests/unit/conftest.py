@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from mpickpt.storage import second_look
 from tests.unit.saved_checkpoint import save
 
 
@@ -19,3 +20,9 @@ def copied(saved, tmp_path):
     path = tmp_path / saved.name
     shutil.copytree(saved, path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    # What tests damage is new: the library would wait for it to come from elsewhere.
+    monkeypatch.setattr(second_look, "PATIENCE_S", 0.02)

@@ -105,3 +105,13 @@ def test_diff_refuses_damaged_bytes(plain, tmp_path, capsys):
 
     assert status == 3
     assert "is damaged" in err
+
+
+def test_diff_tells_integers_that_python_does_not_write(tmp_path, capsys):
+    a = save(tmp_path / "a", change=lambda state, rank: state.update(lr=10**5000))
+    b = save(tmp_path / "b", change=lambda state, rank: state.update(lr=10**5001))
+
+    status, out, _ = run(capsys, "diff", a, b)
+
+    assert status == 3
+    assert out.startswith("lr: value: 0x")

@@ -107,11 +107,22 @@ def test_publish_syncs_the_directory_after_the_rename(tmp_path, monkeypatch):
 def test_make_directory_makes_and_syncs_every_missing_parent(tmp_path, monkeypatch):
     calls = FailingCalls(monkeypatch, "fsync", failing=())
 
+    (tmp_path / "file").touch()
     commit.make_directory(tmp_path / "run" / "step")
     commit.make_directory(tmp_path / "run" / "step")
 
     assert (tmp_path / "run" / "step").is_dir()
     assert len(calls.log) == 2
+
+
+def test_make_directory_syncs_the_name_of_an_empty_directory(tmp_path, monkeypatch):
+    calls = FailingCalls(monkeypatch, "fsync", failing=())
+    (tmp_path / "run").mkdir()
+
+    commit.make_directory(tmp_path / "run" / "step-1")
+    commit.make_directory(tmp_path / "run" / "step-2")
+
+    assert len(calls.log) == 3
 
 
 def test_make_directory_refuses_a_file_of_that_name(tmp_path):

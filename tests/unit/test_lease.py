@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mpickpt import LeaseHeldError
+from mpickpt import LeaseHeldError, StorageError
 from mpickpt.storage import lease as lease_module
 from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease import Lease
@@ -254,3 +254,26 @@ def test_job_is_named_by_slurm_or_by_its_process(settings, name, restarts):
     assert identity.job.startswith(name)
     assert identity.restart_count == restarts
     assert identity.pid == os.getpid()
+
+
+def test_lease_is_taken_after_the_last_number_of_ten_digits(tmp_path):
+    folder = tmp_path / "run" / ".mpickpt" / "lease"
+    folder.mkdir(parents=True)
+    (folder / "9999999999.json").write_text('{"state": "damaged"')
+
+    with acquire(tmp_path / "run") as lease:
+        lease.require()
+
+    assert generations(tmp_path / "run") == [10_000_000_000]
+
+
+def test_lease_behind_a_symlink_is_refused(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "run" / ".mpickpt").mkdir(parents=True)
+    (tmp_path / "run" / ".mpickpt" / "lease").symlink_to(outside)
+
+    with pytest.raises(StorageError, match="symbolic link"):
+        acquire(tmp_path / "run")
+
+    assert not list(outside.iterdir())

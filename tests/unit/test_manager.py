@@ -1,5 +1,6 @@
 """What the manager does from step to step and from start to start; ranks as threads."""
 
+import errno
 import json
 import logging
 import os
@@ -12,8 +13,10 @@ import pytest
 
 import mpickpt
 from mpickpt import EveryMinutes, EverySteps, KeepBest, KeepLast, Preemption
+from mpickpt.errors import StorageError
 from mpickpt.parallel import run_keeper, run_saver, watch
 from mpickpt.storage.lease import Lease
+from mpickpt.storage.run_directory import RunDirectory
 from tests.ranks_as_threads import run_ranks
 from tests.states import failure_on_ranks, on_ranks
 from tests.training import Training, manager_of, saved_step, train
@@ -659,9 +662,11 @@ def test_halt_file_stops_all_at_the_same_step_for_good(run, monkeypatch):
 
 
 def test_halt_file_that_cannot_be_looked_for_is_no_failure(run, monkeypatch):
+    def refuse(_):
+        raise StorageError("I/O error", path="halt", errno=errno.EIO)
+
     monkeypatch.setattr("mpickpt.parallel.watch.HALT_LOOK_S", 0.0)
-    (run / ".mpickpt").mkdir(parents=True)
-    (run / ".mpickpt/halt").symlink_to("halt")
+    monkeypatch.setattr(RunDirectory, "is_halted", property(refuse))
 
     assert train_on_ranks(run, steps=3, when=EACH) == (0, 2, 0)
 

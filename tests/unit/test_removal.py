@@ -10,6 +10,7 @@ from mpickpt import CheckpointNotFoundError, StorageError
 from mpickpt.cli.main import main
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.storage import removal
+from mpickpt.storage.lease import Lease
 from mpickpt.storage.removal import (
     remove_checkpoint,
     remove_directory_if_empty,
@@ -241,6 +242,40 @@ def test_sweep_goes_on_after_a_failure(run_dir, monkeypatch, caplog):
     assert first.exists()
     assert not second.exists()
     assert "step-0000000007 was not swept" in caplog.text
+
+
+def test_sweep_removes_what_is_said_about_checkpoints_that_are_gone(run_dir):
+    run = RunDirectory(run_dir)
+    first, *_, last = published(run_dir)
+    for step in (first, last):
+        run.pin(step)
+        run.set_metrics(step, {"loss": 1.0})
+    # As after a crash between the two halves of a removal.
+    remove_checkpoint(mpickpt.step_path(run_dir, first))
+
+    sweep_siblings(run_dir, set())
+
+    assert run.pins() == [last]
+    assert os.listdir(run_dir / ".mpickpt/pins") == [f"step-{last:010d}"]
+    assert f"step-{first:010d}.json" not in os.listdir(run_dir / ".mpickpt/metrics")
+
+
+def test_sweep_removes_control_files_that_a_crash_cut_short(run_dir):
+    control = run_dir / ".mpickpt"
+    run = RunDirectory(run_dir)
+    run.pin(published(run_dir)[0])
+    old, new = (control / f"halt.{token}.tmp" for token in ("0123abcd", "4567abcd"))
+    old_pin, theirs = control / "pins/step-0000000001.89abcdef.tmp", control / "a.tmp"
+    with Lease.acquire(run_dir):
+        for path in (old, new, old_pin, theirs):
+            path.touch()
+        for path in (old, old_pin, theirs):
+            os.utime(path, (0, 0))
+
+        sweep_siblings(run_dir, set())
+
+    assert [path.exists() for path in (old, old_pin)] == [False, False]
+    assert [path.exists() for path in (new, theirs)] == [True, True]
 
 
 def test_sweep_of_a_run_that_does_not_exist_does_nothing(tmp_path):

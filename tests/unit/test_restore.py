@@ -206,3 +206,19 @@ def test_rank_that_stays_away_is_named(run):
 
     assert isinstance(outcomes[0], mpickpt.CollectiveTimeoutError)
     assert outcomes[0].missing_ranks == [1]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "shard"])
+def test_what_is_no_file_is_passed_over(run, name):
+    path = shard_of(run, 4) if name == "shard" else mpickpt.step_path(run, 4) / name
+    path.unlink()
+    path.mkdir()
+
+    assert restored_step(run) == (3, [4])
+
+
+def test_checkpoint_in_the_directory_of_another_step_is_passed_over(run):
+    shutil.copytree(mpickpt.step_path(run, 1), mpickpt.step_path(run, 9))
+
+    assert restored_step(run) == (4, [9])
+    assert [entry.step for entry in mpickpt.checkpoints(run)] == [1, 2, 3, 4]

@@ -1,6 +1,7 @@
 """The control files of a run."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -287,3 +288,50 @@ def test_failed_write_leaves_the_old_file(run, run_dir, monkeypatch):
         run.halt("new")
     assert run.halt_reason == "old"
     assert os.listdir(run_dir / ".mpickpt") == ["halt"]
+
+
+@pytest.mark.parametrize("linked", [".mpickpt", ".mpickpt/attempts"])
+def test_nothing_behind_a_symlink_is_read_or_changed(run, run_dir, tmp_path, linked):
+    outside = tmp_path / "outside"
+    (outside / "attempts").mkdir(parents=True)
+    for folder in (outside, outside / "attempts"):
+        (folder / "step-0000000020.json").write_text('{"attempts": 7}')
+    (run_dir / ".mpickpt").mkdir(exist_ok=True)
+    if linked == ".mpickpt":
+        (run_dir / ".mpickpt").rmdir()
+    (run_dir / linked).symlink_to(outside)
+
+    assert run.attempts(20) == 0
+    run.clear_attempts()
+    run.forget(20)
+    with pytest.raises(StorageError, match="symbolic link"):
+        run.note_attempt(20)
+
+    assert len(list(outside.rglob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_control_file_that_is_no_file_is_ignored(run, run_dir, make):
+    path = run_dir / ".mpickpt" / "attempts" / "step-0000000020.json"
+    path.parent.mkdir(parents=True)
+    make(path)
+
+    assert run.attempts(20) == 0
+
+
+@pytest.mark.parametrize("number", ["9" * 4300, "-1", "true", "1.5", "NaN", '"1"'])
+def test_number_that_nobody_wrote_counts_as_none(run, run_dir, number):
+    path = run_dir / ".mpickpt" / "attempts" / "step-0000000020.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(f'{{"attempts": {number}}}')
+
+    assert run.note_attempt(20) == 1
+
+
+def test_checkpoint_in_the_directory_of_another_step_is_damaged(run, run_dir):
+    shutil.copytree(run_dir / "step-0000000005", run_dir / "step-0000000200")
+
+    entry = run.candidates()[-1]
+
+    assert not entry.is_whole
+    assert "holds the checkpoint of step 5" in entry.problem

@@ -1,6 +1,6 @@
 """MPI program: one rank is killed before a system call of its save.
 
-Arguments: directory of the checkpoint, the fault as JSON, "overwrite" or "new".
+Arguments: directory of the checkpoint, and the fault as JSON.
 """
 
 import contextlib
@@ -29,7 +29,6 @@ def main() -> None:
             path,
             step=2,
             comm=COMM,
-            overwrite=sys.argv[3] == "overwrite",
             options=OPTIONS,
         )
     print("survived", flush=True)
