@@ -1,7 +1,8 @@
 """Looks at what a power loss left: is it what was promised, and does the run go on?"""
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mpickpt import latest, step_path
 from mpickpt.errors import CheckpointError, ManifestError
 from mpickpt.format.naming import LEASE_DIRECTORY, document_name
+from mpickpt.storage import lease
 from mpickpt.storage.catalog import checkpoints, step_directories
 from mpickpt.storage.removal import KEPT_REJECTED
 from mpickpt.storage.run_directory import RunDirectory
@@ -42,7 +44,9 @@ class Ending:
     Attributes
     ----------
     stage : int
-        The last promise that any of them was given.
+        The last promise that any of them was given before the power went.
+    reached : int
+        The last one at all, so that what failed is what comes after it.
     failures : tuple of (text, outcome) or None
         What each rank raised, None where it returned.
     wrong_error, hung : str
@@ -50,6 +54,7 @@ class Ending:
     """
 
     stage: int
+    reached: int = 0
     failures: tuple[tuple[str, str | None] | None, ...] = ()
     wrong_error: str = ""
     hung: str = ""
@@ -82,7 +87,7 @@ def look(scenario: Scenario, run: Path, ending: Ending, load: Load) -> Verdict:
         *_wrong_values(
             published, (before, after, scenario.leftovers(ending.stage)), load
         ),
-        *_wrong_failures(published, before, after, ending, load),
+        *_wrong_failures(published, scenario, ending, load),
     ]
     lost = [
         f"step {step} is not there"
@@ -122,13 +127,10 @@ def _wrong_values(
 
 
 def _wrong_failures(
-    published: dict[int, Path],
-    before: Published,
-    after: Published,
-    ending: Ending,
-    load: Load,
+    published: dict[int, Path], scenario: Scenario, ending: Ending, load: Load
 ) -> list[str]:
     """Tell where a save that failed, and said it is unpublished, is there."""
+    before, after = scenario.between(ending.reached)
     outcomes = {failure[1] for failure in ending.failures if failure is not None}
     if not outcomes or "unknown" in outcomes:
         return []
@@ -166,11 +168,22 @@ def go_on(scenario: Scenario, run: Path, size: int, *, age: bool = True) -> Verd
             set_value(step)
             manager.save(step, wait=True)
 
-    outcomes = run_ranks(size, start, TIMEOUT_S)
+    with _short_watch():
+        outcomes = run_ranks(size, start, TIMEOUT_S)
     verdict = _start_failed(outcomes)
     if verdict.complaints or said:
         return Verdict(lost=verdict.lost or "; ".join(said), hung=verdict.hung)
     return Verdict(rubbish=_strangers_in_run(run))
+
+
+@contextlib.contextmanager
+def _short_watch() -> Iterator[None]:
+    """Watch for a fraction of a beat whether the holder of a torn lease lives."""
+    beats, lease.BEATS = lease.BEATS, 0.05  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        lease.BEATS = beats
 
 
 def _let_time_pass(run: Path) -> None:

@@ -57,7 +57,7 @@ def act_until_cut(
 ) -> Ending:
     """Do a scenario on ranks as threads; the power goes just before a call."""
     cuts = Cuts(disk, flag, label)
-    stages = [0]
+    stages, reached = [0], [0]
     run = disk.root / "run"
 
     def act(comm: Any) -> None:
@@ -67,6 +67,7 @@ def act_until_cut(
     def promise(stage: int) -> None:
         # Nobody hears of it afterwards. What lives on hears too much: after such a cut
         # XFS answers a sync of a directory with success.
+        reached.append(stage)
         if not cuts.is_cut:
             stages.append(stage)
 
@@ -79,7 +80,7 @@ def act_until_cut(
         disk.cut_power(flag)
     elif not cuts.is_cut:
         raise AssertionError(f"no call {label} was made: {outcomes}")
-    return ending_of(stages, outcomes)
+    return ending_of(stages, reached, outcomes)
 
 
 class Cuts:
@@ -107,7 +108,9 @@ def judge(scenario: Scenario, run: Path, ending: Ending, size: int) -> Verdict:
     )
 
 
-def ending_of(stages: Sequence[int], outcomes: Sequence[Any]) -> Ending:
+def ending_of(
+    stages: Sequence[int], reached: Sequence[int], outcomes: Sequence[Any]
+) -> Ending:
     """Return how the ranks fared, as values that another process understands."""
     wrong = ""
     errors = [o for o in outcomes if isinstance(o, BaseException)]
@@ -120,6 +123,7 @@ def ending_of(stages: Sequence[int], outcomes: Sequence[Any]) -> Ending:
         wrong = wrong or _wrong_error(error)
     return Ending(
         stage=max(stages),
+        reached=max(reached),
         failures=tuple(
             (str(o), getattr(o, "outcome", None)) if o in errors else None
             for o in outcomes

@@ -54,8 +54,10 @@ def verdict_of(case: dict[str, Any], folder: Path) -> Verdict:
         disk.unmount()
         # Every promise of these scenarios comes after all calls.
         was_cut = any(is_cut for _, _, is_cut in everywhere)
-        reached = [0 if was_cut else stage for stage, _, _ in everywhere]
-        ending = ending_of(reached, [outcome for _, outcome, _ in everywhere])
+        reached = [stage for stage, _, _ in everywhere]
+        promised = [0] if was_cut else reached
+        outcomes = [outcome for _, outcome, _ in everywhere]
+        ending = ending_of(promised, reached, outcomes)
         with disk.mounted() as root:
             verdict = judge(scenario, root / "run", ending, COMM.size)
         disk.close()
