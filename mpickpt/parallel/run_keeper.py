@@ -27,11 +27,11 @@ from mpickpt.storage.removal import (
     remove_directory_if_empty,
     remove_files,
     remove_old_rejected,
-    sweep_siblings,
     unpublish,
 )
 from mpickpt.storage.run_directory import RunDirectory
 from mpickpt.storage.run_entry import RunEntry, retention_candidates
+from mpickpt.storage.sweep import sweep_siblings
 
 log = logging.getLogger(__name__)
 

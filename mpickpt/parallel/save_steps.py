@@ -37,7 +37,6 @@ from mpickpt.storage.checkpoint_writer import (
     make_room,
     publish_checkpoint,
     remove_if_empty,
-    sweep,
     write_layout_file,
     write_receipts_file,
 )
@@ -45,6 +44,7 @@ from mpickpt.storage.commit import discard
 from mpickpt.storage.shard_draft import ShardDraft
 from mpickpt.storage.shard_image import hdf5_version
 from mpickpt.storage.stream import ShardDigest
+from mpickpt.storage.sweep import sweep
 from mpickpt.version import __version__
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,6 @@ from mpickpt.storage.commit import (
     publish,
     publish_manifest,
     storage_errors,
-    sync_directory,
 )
 from mpickpt.storage.filesystem import free_nbytes, wants_direct
 from mpickpt.storage.removal import own_files
@@ -50,6 +49,7 @@ from mpickpt.storage.stream import (
     read_shard,
     write_shard,
 )
+from mpickpt.storage.sweep import sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,33 +243,6 @@ def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
     content = dump_manifest(manifest)
     publish_manifest(directory, content)
     return content
-
-
-def sweep(directory: Path) -> None:
-    """Remove what no manifest refers to: the rubbish of a crash, or an older save.
-
-    Notes
-    -----
-    Only names of this library's own making are touched, and nothing at all where the
-    manifest cannot be read.
-    """
-    try:
-        manifest = read_manifest(directory)
-    except CheckpointNotFoundError:
-        kept = set()
-    except CheckpointError:
-        return
-    else:
-        kept = {shard.path for shard in manifest.shards}
-        kept |= {manifest.layout.path} if manifest.layout else set()
-        kept.add(receipts_name(manifest.checkpoint_id))
-    emptied = set()
-    for path in own_files(directory):
-        if str(path.relative_to(directory)) not in kept:
-            discard(path)
-            emptied.add(path.parent)
-    for parent in emptied:
-        sync_directory(parent)
 
 
 def remove_if_empty(directory: Path, world_size: int) -> None:

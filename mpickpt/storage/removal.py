@@ -1,4 +1,4 @@
-"""Removes checkpoints and what crashes left; one process, no MPI.
+"""Removes checkpoints; one process, files only, no MPI.
 
 The manifest goes first, durably: from then on no reader takes the rest for a
 checkpoint, and a crash leaves rubbish that the next sweep takes. Only files with names
@@ -8,20 +8,17 @@ of this library's own making are removed, so a directory that holds others stays
 import contextlib
 import errno
 import logging
-import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from mpickpt.errors import StorageError
 from mpickpt.format.naming import (
     MANIFEST_NAME,
-    TMP_SUFFIX,
     is_own_file,
-    parse_receipts_name,
     parse_shard_name,
     parse_shard_subdirectory,
 )
-from mpickpt.storage.catalog import PathLike, step_directories
+from mpickpt.storage.catalog import PathLike
 from mpickpt.storage.commit import storage_errors, unlink_durably
 from mpickpt.storage.filesystem import is_directory, is_symlink
 from mpickpt.storage.run_directory import RunDirectory
@@ -131,44 +128,6 @@ def own_files(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def sweep_siblings(
-    run_dir: PathLike,
-    in_flight_ids: Collection[str],
-    *,
-    sparing: Collection[Path] = (),
-) -> None:
-    """Remove what crashed saves left in a run, and all but the newest rejected ones.
-
-    Also what is said about checkpoints that are gone.
-
-    Parameters
-    ----------
-    run_dir : path-like
-        The run directory.
-    in_flight_ids : collection of str
-        Ids of the saves that are being written: their directories are left alone.
-    sparing : collection of Path
-        Directories that are left alone too: of a save that has no id yet.
-
-    Notes
-    -----
-    For the holder of the lease. What the file system refuses is logged: rubbish
-    stops no run. Pinned checkpoints stay, rejected or not.
-    """
-    flying = {save_id[:8] for save_id in in_flight_ids}
-    spared = {os.path.abspath(path) for path in sparing}
-    run = RunDirectory(run_dir)
-    for found in step_directories(run_dir):
-        is_rubbish = not (found.is_published or found.is_rejected)
-        if is_rubbish and os.path.abspath(found.path) not in spared:
-            with _logged(found.path):
-                _sweep_unpublished(found.path, flying)
-    remove_old_rejected(run)
-    with _logged(run.path):
-        run.forget_missing()
-        run.forget_unfinished()
-
-
 def remove_old_rejected(run: RunDirectory) -> None:
     """Remove all checkpoints that were set aside but the newest few and pinned ones.
 
@@ -178,8 +137,10 @@ def remove_old_rejected(run: RunDirectory) -> None:
     """
     removable = [entry for entry in run.rejected() if not entry.is_pinned]
     for entry in removable[:-KEPT_REJECTED]:
-        with _logged(entry.path):
+        try:
             remove_rejected(run, entry)
+        except StorageError as error:
+            log.warning("%s was not swept: %s", entry.path, error)
 
 
 def remove_rejected(run: RunDirectory, entry: RejectedEntry) -> bool:
@@ -188,29 +149,3 @@ def remove_rejected(run: RunDirectory, entry: RejectedEntry) -> bool:
     if is_gone:
         run.forget_rejected(entry)
     return is_gone
-
-
-def _sweep_unpublished(directory: Path, flying: Collection[str]) -> None:
-    # A network file system may go on saying that the manifest is not there for half
-    # a minute after another host published it; listing asks the server.
-    if is_symlink(directory) or MANIFEST_NAME in names_in(directory):
-        return
-    files = own_files(directory)
-    if not any(_id_of(path.name) in flying for path in files):
-        remove_files(files)
-        remove_directory_if_empty(directory)
-
-
-@contextlib.contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except StorageError as error:
-        log.warning("%s was not swept: %s", path, error)
-
-
-def _id_of(name: str) -> str | None:
-    shard = parse_shard_name(name)
-    if shard is not None:
-        return shard.id8
-    return parse_receipts_name(name.removesuffix(TMP_SUFFIX))

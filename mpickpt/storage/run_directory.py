@@ -13,13 +13,11 @@ from typing import Any
 
 from mpickpt.format.naming import (
     ATTEMPTS_DIRECTORY,
-    CONTROL_DIRECTORY,
     HALT_PATH,
     METRICS_DIRECTORY,
     PINS_DIRECTORY,
     REJECTIONS_DIRECTORY,
     document_name,
-    parse_control_name,
     parse_document_name,
     parse_step_directory,
     rejected_directory_name,
@@ -33,32 +31,22 @@ from mpickpt.storage.catalog import (
     step_directories,
     step_path,
 )
-from mpickpt.storage.commit import rename_durably, storage_errors, unlink_durably
+from mpickpt.storage.commit import rename_durably
 from mpickpt.storage.filesystem import is_symlink
-from mpickpt.storage.lease_file import newest_claim
 from mpickpt.storage.manifest_cache import ManifestCache
 from mpickpt.storage.run_entry import RejectedEntry, RunEntry
 from mpickpt.storage.small_file import (
     control_names_in,
-    discard_unfinished,
     document_of,
     is_in_run,
     is_there,
     locked,
+    remove_control_file,
     replace_document,
     replace_file,
 )
 
 __all__ = ["RejectedEntry", "RunDirectory", "RunEntry", "set_metrics"]
-
-_ABOUT_CHECKPOINTS = (
-    PINS_DIRECTORY,
-    METRICS_DIRECTORY,
-    ATTEMPTS_DIRECTORY,
-    REJECTIONS_DIRECTORY,
-)
-
-_WRITTEN_BY_THEN_S = 60.0
 
 
 class RunDirectory:
@@ -126,7 +114,7 @@ class RunDirectory:
 
     def unpin(self, step: int) -> None:
         """Let the rules decide about a step again."""
-        _unlink(self._pin(step_directory_name(step)))
+        remove_control_file(self._pin(step_directory_name(step)))
 
     def pins(self) -> list[int]:
         """Return the pinned steps in order."""
@@ -153,7 +141,7 @@ class RunDirectory:
 
     def clear_halt(self) -> None:
         """Let the run go on when it starts again."""
-        _unlink(self.path / HALT_PATH)
+        remove_control_file(self.path / HALT_PATH)
 
     @property
     def is_halted(self) -> bool:
@@ -187,48 +175,24 @@ class RunDirectory:
         if count > 0:
             replace_document(path, {"attempts": count})
         else:
-            _unlink(path)
+            remove_control_file(path)
 
     def clear_attempts(self) -> None:
         """Forget all attempts: the run made progress."""
         for name in control_names_in(self.path / ATTEMPTS_DIRECTORY):
             if parse_document_name(name) is not None:
-                _unlink(self.path / ATTEMPTS_DIRECTORY / name)
+                remove_control_file(self.path / ATTEMPTS_DIRECTORY / name)
 
     def forget_rejected(self, entry: RejectedEntry) -> None:
         """Remove what is said about a rejected checkpoint that was removed."""
-        _unlink(self._rejection(entry.path.name))
-        _unlink(self._pin(entry.path.name))
+        remove_control_file(self._rejection(entry.path.name))
+        remove_control_file(self._pin(entry.path.name))
 
     def forget(self, step: int) -> None:
         """Remove what is said about a step whose checkpoint was removed."""
         for directory in (METRICS_DIRECTORY, ATTEMPTS_DIRECTORY):
-            _unlink(self._document(directory, step))
+            remove_control_file(self._document(directory, step))
         self.unpin(step)
-
-    def forget_missing(self) -> None:
-        """Remove what is said about checkpoints of which no directory is left."""
-        present = {found.path.name for found in step_directories(self.path)}
-        for directory in _ABOUT_CHECKPOINTS:
-            for name in control_names_in(self.path / directory):
-                if parse_control_name(name) not in (None, *present):
-                    _unlink(self.path / directory / name)
-
-    def forget_unfinished(self) -> None:
-        """Remove what crashes left of control files that were being written.
-
-        Notes
-        -----
-        For the holder of the lease. Anybody may be writing one just now, so it must
-        be a minute older than the last beat: two times of one file system.
-        """
-        claim = newest_claim(self.path)
-        if claim is None:
-            return
-        with storage_errors("look for", claim.path):
-            until = claim.path.stat().st_mtime - _WRITTEN_BY_THEN_S
-        for directory in (CONTROL_DIRECTORY, *_ABOUT_CHECKPOINTS):
-            discard_unfinished(self.path / directory, until)
 
     def reject(self, step: int, reason: str) -> Path:
         """Set the checkpoint of a step aside and return its new directory.
@@ -253,7 +217,7 @@ class RunDirectory:
         )
         if step in self.pins():
             replace_file(self._pin(target.name), b"")
-        _unlink(self._document(ATTEMPTS_DIRECTORY, step))
+        remove_control_file(self._document(ATTEMPTS_DIRECTORY, step))
         rename_durably(source, target)
         self.forget(step)
         return target
@@ -348,12 +312,6 @@ def _plain(value: Any) -> Any:
 def _count(value: Any) -> int:
     """Return a number of a control file; 0 for what none of ours would hold."""
     return value if type(value) is int and 0 <= value <= INT_MAX else 0
-
-
-def _unlink(path: Path) -> None:
-    # Behind a link that leads out of the run nothing is ours.
-    if is_in_run(path.parent) and is_there(path):
-        unlink_durably(path)
 
 
 def _now() -> str:

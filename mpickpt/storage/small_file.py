@@ -22,6 +22,7 @@ from mpickpt.storage.commit import (
     make_directory,
     publish,
     storage_errors,
+    unlink_durably,
     write_new_file,
 )
 from mpickpt.storage.filesystem import is_symlink
@@ -169,6 +170,13 @@ def make_control_directory(directory: Path) -> None:
             path=str(directory),
         )
     make_directory(directory)
+
+
+def remove_control_file(path: Path) -> None:
+    """Remove a control file, durably, where there is one."""
+    # Behind a link that leads out of the run nothing is ours.
+    if is_in_run(path.parent) and is_there(path):
+        unlink_durably(path)
 
 
 def discard_unfinished(directory: Path, until: float) -> None:

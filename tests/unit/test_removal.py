@@ -9,16 +9,16 @@ import mpickpt
 from mpickpt import CheckpointNotFoundError, StorageError
 from mpickpt.cli.main import main
 from mpickpt.format.naming import MANIFEST_NAME
-from mpickpt.storage import removal
+from mpickpt.storage import removal, sweep
 from mpickpt.storage.lease import Lease
 from mpickpt.storage.removal import (
     remove_checkpoint,
     remove_directory_if_empty,
     remove_files,
-    sweep_siblings,
     unpublish,
 )
 from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.sweep import sweep_siblings
 from tests.unit.runs import files_below, published, save
 
 
@@ -195,7 +195,7 @@ def test_sweep_touches_nothing_that_is_not_named_after_a_step(run_dir):
 
 
 def test_sweep_asks_the_directory_before_it_believes_in_rubbish(run_dir, monkeypatch):
-    listed = removal.step_directories(run_dir)
+    listed = sweep.step_directories(run_dir)
 
     def stale(path):
         return [
@@ -205,7 +205,7 @@ def test_sweep_asks_the_directory_before_it_believes_in_rubbish(run_dir, monkeyp
             for found in listed
         ]
 
-    monkeypatch.setattr(removal, "step_directories", stale)
+    monkeypatch.setattr(sweep, "step_directories", stale)
 
     sweep_siblings(run_dir, set())
 
@@ -228,14 +228,14 @@ def test_sweep_keeps_the_newest_two_rejected_and_pinned_ones(run_dir):
 def test_sweep_goes_on_after_a_failure(run_dir, monkeypatch, caplog):
     first = unpublished(run_dir, 7, "rank00000-0123abcd.h5")
     second = unpublished(run_dir, 8, "rank00000-0123abcd.h5")
-    remove = removal.remove_files
+    remove = sweep.remove_files
 
     def failing(paths):
         if any(path.parent == first for path in paths):
             raise StorageError("cannot remove")
         remove(paths)
 
-    monkeypatch.setattr(removal, "remove_files", failing)
+    monkeypatch.setattr(sweep, "remove_files", failing)
 
     sweep_siblings(run_dir, set())
 
