@@ -33,14 +33,12 @@ from mpickpt.parallel.receipts import (
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.waiting import Steps
 from mpickpt.storage.checkpoint_writer import (
-    enter_room,
-    make_room,
     publish_checkpoint,
-    remove_if_empty,
     write_layout_file,
     write_receipts_file,
 )
 from mpickpt.storage.commit import discard
+from mpickpt.storage.room import enter_room, make_room, remove_if_empty
 from mpickpt.storage.shard_draft import ShardDraft
 from mpickpt.storage.shard_image import hdf5_version
 from mpickpt.storage.stream import ShardDigest

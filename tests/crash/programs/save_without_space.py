@@ -8,7 +8,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpickpt import SaveOptions, load_sharded, save_sharded
-from mpickpt.storage import checkpoint_writer
+from mpickpt.storage import room
 from tests.crash.programs.outcomes import attempt
 from tests.crash.small_state import files_of, flat, state_of
 
@@ -33,7 +33,7 @@ def main() -> None:
     disk, moment = Path(sys.argv[1]), sys.argv[2]
     if moment == "while it writes":
         # Somebody else fills the disk after the library has looked.
-        checkpoint_writer.free_nbytes = lambda _: 1 << 40
+        room.free_nbytes = lambda _: 1 << 40
     save(disk / "step-1", 1, 1000)
     said = attempt(save, disk / "step-2", 2, LARGE if COMM.rank == 2 else 1000)
     COMM.barrier()
