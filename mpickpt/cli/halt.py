@@ -5,6 +5,7 @@ import argparse
 from mpickpt.cli.output import print_line
 from mpickpt.cli.run_arguments import add_run_argument, existing_run
 from mpickpt.cli.status import WHOLE
+from mpickpt.storage.halt_file import HaltFile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the halt file, or remove it."""
-    run_directory = existing_run(options)
+    halt_file = HaltFile(existing_run(options).path)
     if options.clear:
-        run_directory.clear_halt()
+        halt_file.remove()
         print_line(f"{options.run_dir} may go on")
     else:
-        run_directory.halt(options.reason)
+        halt_file.write(options.reason)
         print_line(
             f"{options.run_dir} saves and stops at its next step; before it is started "
             f"again: mpickpt halt {options.run_dir} --clear"

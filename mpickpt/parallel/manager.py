@@ -26,6 +26,7 @@ from mpickpt.parallel.watch import Watch
 from mpickpt.planning.interval import Trigger
 from mpickpt.planning.retention import KeepPolicy, parse_keep
 from mpickpt.storage.catalog import checkpoints
+from mpickpt.storage.halt_file import HaltFile
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,9 @@ class CheckpointManager:
         )
         self._preemption = preemption or Preemption()
         self._preemption.open()
-        self._watch = Watch(self._talks.step, when, self._preemption, self._keeper.run)
+        self._watch = Watch(
+            self._talks.step, when, self._preemption, HaltFile(self.run_dir)
+        )
         self._is_open = True
 
     # Restoring.

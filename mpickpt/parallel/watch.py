@@ -10,7 +10,7 @@ from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.preemption import Preemption
 from mpickpt.parallel.step_agreement import Flags, StepAgreement
 from mpickpt.planning.interval import Progress, Trigger
-from mpickpt.storage.run_directory import RunDirectory
+from mpickpt.storage.halt_file import HaltFile
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class Watch:
         When a save is due; None: never by itself.
     preemption : Preemption
         Of this process.
-    run : RunDirectory
-        Where the halt file lies; rank 0 looks.
+    halt_file : HaltFile
+        Rank 0 looks for it.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Watch:
         talk: Conversation,
         when: Trigger | None,
         preemption: Preemption,
-        run: RunDirectory,
+        halt_file: HaltFile,
     ) -> None:
         self._is_root = talk.rank == 0
         self._when = when
         self._preemption = preemption
-        self._run = run
+        self._halt_file = halt_file
         self._agreement = StepAgreement(talk)
         self._agreed: Flags | None = None
         self._is_stale = False
@@ -141,7 +141,7 @@ class Watch:
         if now_s - self._looked_for_halt_s >= HALT_LOOK_S:
             self._looked_for_halt_s = now_s
             try:
-                self._is_halted = self._run.is_halted
+                self._is_halted = self._halt_file.exists
             except StorageError as error:  # no reason to fail, least of all alone
                 log.warning("cannot look for a halt: %s", error)
         return self._is_halted

@@ -1,8 +1,8 @@
-"""Keeps what may change about a run after publishing; files only, no MPI.
+"""Keeps what may change about checkpoints after publishing; files only, no MPI.
 
 Control files lie under `.mpickpt/` in the run directory. Each is small, replaced as a
-whole and durable, and about one checkpoint: pins, metrics that came later, attempts
-to restore, why one was rejected; and the halt file is about the run.
+whole and durable, and these are about one checkpoint: pins, metrics that came later,
+attempts to restore, why one was rejected.
 """
 
 import secrets
@@ -13,7 +13,6 @@ from typing import Any
 
 from mpickpt.format.naming import (
     ATTEMPTS_DIRECTORY,
-    HALT_PATH,
     METRICS_DIRECTORY,
     PINS_DIRECTORY,
     REJECTIONS_DIRECTORY,
@@ -38,7 +37,6 @@ from mpickpt.storage.run_entry import RejectedEntry, RunEntry
 from mpickpt.storage.small_file import (
     control_names_in,
     document_of,
-    is_in_run,
     is_there,
     locked,
     remove_control_file,
@@ -50,7 +48,7 @@ __all__ = ["RejectedEntry", "RunDirectory", "RunEntry", "set_metrics"]
 
 
 class RunDirectory:
-    """The control files of one run.
+    """The control files about the checkpoints of one run.
 
     Parameters
     ----------
@@ -133,28 +131,6 @@ class RunDirectory:
                 "metrics": later | {str(k): _plain(v) for k, v in metrics.items()},
             }
             replace_document(path, document)
-
-    def halt(self, reason: str = "") -> None:
-        """Ask the run to save once more and stop."""
-        document = {"reason": reason, "at": _now()}
-        replace_document(self.path / HALT_PATH, document)
-
-    def clear_halt(self) -> None:
-        """Let the run go on when it starts again."""
-        remove_control_file(self.path / HALT_PATH)
-
-    @property
-    def is_halted(self) -> bool:
-        """Whether the run was asked to stop; costs a stat and a listing."""
-        path = self.path / HALT_PATH
-        return is_in_run(path.parent) and is_there(path)
-
-    @property
-    def halt_reason(self) -> str | None:
-        """Why the run was asked to stop; None where it was not."""
-        if not self.is_halted:
-            return None
-        return str((document_of(self.path / HALT_PATH) or {}).get("reason", ""))
 
     def attempts(self, step: int) -> int:
         """Return how often a restore of the step was begun without progress since."""

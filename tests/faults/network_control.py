@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from mpickpt import CheckpointManager
 from mpickpt.storage.catalog import checkpoints, step_path
+from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.run_directory import RunDirectory
 from tests.crash.small_state import files_named_by_manifest, files_of
 from tests.faults.network_saving import look_for
@@ -34,12 +35,12 @@ def plays() -> Iterator[tuple[str, int, Play]]:
 
 def halt(scene: Scene) -> None:
     """A run is halted from the other node, and may go on when that is taken back."""
-    run = RunDirectory(scene.run)
+    halt_file = HaltFile(scene.run)
     if scene.is_writer:
         with scene.expecting("save"):
             save_steps(scene, 1)
     scene.together()
-    scene.require(not run.is_halted, "halted before anyone asked for it")
+    scene.require(not halt_file.exists, "halted before anyone asked for it")
     if scene.is_writer:
         with scene.expecting("train until halted"):
             train_until_halted(scene)
@@ -48,12 +49,12 @@ def halt(scene: Scene) -> None:
         if scene.job.rank == 0:
             scene.command("halt", str(scene.run))
     scene.together()
-    scene.soon(lambda: run.is_halted, "the halt is not seen", "silent")
+    scene.soon(lambda: halt_file.exists, "the halt is not seen", "silent")
     scene.together()
     if scene.is_writer and scene.job.rank == 0:
         scene.command("halt", str(scene.run), "--clear")
     scene.together()
-    scene.soon(lambda: not run.is_halted, "the halt stays", "silent")
+    scene.soon(lambda: not halt_file.exists, "the halt stays", "silent")
 
 
 def train_until_halted(scene: Scene) -> None:
@@ -187,7 +188,7 @@ def watch(scene: Scene) -> None:
         look_for(scene, step)
     for entry in RunDirectory(scene.run).candidates():
         _ = entry.problem
-    _ = RunDirectory(scene.run).is_halted
+    _ = HaltFile(scene.run).exists
 
 
 def restore_and_save(scene: Scene, *, newest: int, following: int) -> None:

@@ -20,6 +20,7 @@ from mpickpt import (
 from mpickpt.cli.main import main as cli
 from mpickpt.errors import StorageError
 from mpickpt.storage.catalog import read_manifest
+from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.run_directory import RunDirectory
 from tests.crash.small_state import SMALL_BLOCKS, flat, save, state_of
 
@@ -219,11 +220,11 @@ def _control(run: Path, _comm: Any, promise: Promise) -> None:
     promise(1)
     directory.set_metrics(1, {"loss": 0.5})
     promise(2)
-    directory.halt("enough")
+    HaltFile(run).write("enough")
     promise(3)
     directory.unpin(1)
     promise(4)
-    directory.clear_halt()
+    HaltFile(run).remove()
     promise(5)
 
 
@@ -236,11 +237,11 @@ def _check_control(run: Path, stage: int) -> None:
     if 1 <= stage < 3:
         assert directory.pins() == [1], "the pin is gone"
     if stage == 3:
-        assert directory.halt_reason == "enough", "the halt is gone"
+        assert HaltFile(run).reason == "enough", "the halt is gone"
     if stage >= 4:
         assert not directory.pins(), "the pin is back"
     if stage == 5:
-        assert not directory.is_halted, "the halt is back"
+        assert not HaltFile(run).exists, "the halt is back"
 
 
 def _check_set_aside(run: Path, stage: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import mpickpt
 from mpickpt.cli.main import main
+from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease import Lease
 from mpickpt.storage.lease_file import newest_claim
@@ -218,12 +219,12 @@ def test_set_metric_takes_numbers(run_dir, metric):
 def test_halt_comes_and_goes(run_dir, capsys):
     _, out, _ = run(capsys, "halt", run_dir, "--reason", "cooling fails")
 
-    assert RunDirectory(run_dir).halt_reason == "cooling fails"
+    assert HaltFile(run_dir).reason == "cooling fails"
     assert "--clear" in out
 
     run(capsys, "halt", run_dir, "--clear")
 
-    assert not RunDirectory(run_dir).is_halted
+    assert not HaltFile(run_dir).exists
 
 
 def test_rm_removes_checkpoints(run_dir, capsys, monkeypatch):

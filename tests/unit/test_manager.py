@@ -15,8 +15,8 @@ import mpickpt
 from mpickpt import EveryMinutes, EverySteps, KeepBest, KeepLast, Preemption
 from mpickpt.errors import StorageError
 from mpickpt.parallel import run_keeper, run_saver, watch
+from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.lease import Lease
-from mpickpt.storage.run_directory import RunDirectory
 from tests.ranks_as_threads import run_ranks
 from tests.states import failure_on_ranks, on_ranks
 from tests.training import Training, manager_of, saved_step, train
@@ -653,7 +653,7 @@ def test_halt_file_stops_all_at_the_same_step_for_good(run, monkeypatch):
 
     def halt(_preemption, comm, step):
         if step == 4 and comm.rank == 0:
-            mpickpt.storage.run_directory.RunDirectory(run).halt("enough")
+            HaltFile(run).write("enough")
 
     stops = on_ranks(SIZE, lambda comm: stop_of(run, comm, halt))
 
@@ -666,7 +666,7 @@ def test_halt_file_that_cannot_be_looked_for_is_no_failure(run, monkeypatch):
         raise StorageError("I/O error", path="halt", errno=errno.EIO)
 
     monkeypatch.setattr("mpickpt.parallel.watch.HALT_LOOK_S", 0.0)
-    monkeypatch.setattr(RunDirectory, "is_halted", property(refuse))
+    monkeypatch.setattr(HaltFile, "exists", property(refuse))
 
     assert train_on_ranks(run, steps=3, when=EACH) == (0, 2, 0)
 

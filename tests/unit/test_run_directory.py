@@ -12,6 +12,7 @@ from mpickpt import CheckpointNotFoundError, KeepBest, StorageError
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.planning.retention import plan_retention
 from mpickpt.storage import commit, manifest_cache
+from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.run_directory import RunDirectory
 from mpickpt.storage.run_entry import retention_candidates
 from tests.unit.runs import published, save, truncate_shard
@@ -32,8 +33,8 @@ def test_run_that_does_not_exist_has_nothing(tmp_path):
     run = RunDirectory(tmp_path / "absent")
 
     assert run.candidates() == run.rejected() == run.pins() == []
-    assert not run.is_halted
-    assert run.halt_reason is None
+    assert not HaltFile(run.path).exists
+    assert HaltFile(run.path).reason is None
     assert run.attempts(1) == 0
     assert not (tmp_path / "absent").exists()
 
@@ -186,16 +187,17 @@ def test_manifests_are_read_once(run, run_dir, monkeypatch):
         run.candidates()
 
 
-def test_halt_comes_with_a_reason_and_goes(run):
-    run.halt("maintenance")
+def test_halt_comes_with_a_reason_and_goes(run_dir):
+    halt_file = HaltFile(run_dir)
+    halt_file.write("maintenance")
 
-    assert run.is_halted
-    assert run.halt_reason == "maintenance"
+    assert halt_file.exists
+    assert halt_file.reason == "maintenance"
 
-    run.clear_halt()
-    run.clear_halt()
+    halt_file.remove()
+    halt_file.remove()
 
-    assert not run.is_halted
+    assert not halt_file.exists
 
 
 def test_attempts_are_counted_until_there_is_progress(run):
@@ -270,14 +272,15 @@ def test_control_files_are_durable(run, run_dir, monkeypatch):
     monkeypatch.setattr(commit, "sync_directory", sync)
 
     run.pin(5)
-    run.halt()
+    HaltFile(run_dir).write()
 
     assert run_dir / ".mpickpt" / "pins" in synced
     assert run_dir / ".mpickpt" in synced
 
 
-def test_failed_write_leaves_the_old_file(run, run_dir, monkeypatch):
-    run.halt("old")
+def test_failed_write_leaves_the_old_file(run_dir, monkeypatch):
+    halt_file = HaltFile(run_dir)
+    halt_file.write("old")
 
     def fail(tmp, final):
         raise StorageError("full")
@@ -285,8 +288,8 @@ def test_failed_write_leaves_the_old_file(run, run_dir, monkeypatch):
     monkeypatch.setattr("mpickpt.storage.small_file.publish", fail)
 
     with pytest.raises(StorageError):
-        run.halt("new")
-    assert run.halt_reason == "old"
+        halt_file.write("new")
+    assert halt_file.reason == "old"
     assert os.listdir(run_dir / ".mpickpt") == ["halt"]
 
 
