@@ -141,7 +141,7 @@ def restore_one(
         raise
     loaded = load.manifest or manifest  # a save may have replaced it meanwhile
     if load.call.verifies_all:
-        keeper.good.add(loaded.step)
+        keeper.retention.good.add(loaded.step)
     return Restored(
         step=loaded.step, state=state, manifest=loaded, path=path, rejected={}
     )

@@ -1,46 +1,26 @@
-"""What rank 0 does to a run directory for a manager: lease, room, retention, rejects.
+"""What rank 0 does to a run directory for a manager: lease, attempts, rejects.
 
-Everything here is local to rank 0, but for `retain`, which spreads the deleting.
+Everything here is local to rank 0.
 """
 
 import errno
-import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import LeaseHeldError, StorageError
-from mpickpt.parallel.conversation import Conversation
-from mpickpt.parallel.waiting import Steps
-from mpickpt.planning.retention import (
-    KeepPolicy,
-    plan_retention,
-    plan_room,
-)
-from mpickpt.storage.filesystem import free_nbytes
+from mpickpt.parallel.retention import EARLIER_STEP, Retention
+from mpickpt.planning.retention import KeepPolicy
 from mpickpt.storage.lease import Lease, is_written_by_another
-from mpickpt.storage.removal import (
-    remove_checkpoint,
-    remove_directory_if_empty,
-    remove_files,
-    remove_old_rejected,
-    unpublish,
-)
+from mpickpt.storage.removal import remove_old_rejected
 from mpickpt.storage.run_directory import RunDirectory
-from mpickpt.storage.run_entry import RunEntry, retention_candidates
+from mpickpt.storage.run_entry import RunEntry
 from mpickpt.storage.sweep import sweep_siblings
 
 log = logging.getLogger(__name__)
-
-PHASE = "retention"
-
-_BEFORE = -1  # stands for steps of before, whichever they are
-
-_PLENTY_NBYTES = 64 << 20
-_BESIDE_SHARDS_NBYTES = 256 << 10  # manifest, layout, receipts
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -60,23 +40,20 @@ class RunKeeper:
 
     Attributes
     ----------
-    good : set of int
-        Steps that this run has saved, or loaded and verified.
+    retention : Retention
+        Removes what need not stay.
     goes_on_from : int or None
         The restored step, until steps after it were set aside.
     """
 
     def __init__(self, path: Path, keep: KeepPolicy | None) -> None:
         self.run = RunDirectory(path)
-        self.keep = keep
-        self.good: set[int] = set()
+        self.retention = Retention(self.run, keep, self.require_lease)
         self.lease: Lease | None = None
         self.goes_on_from: int | None = None
         self._reasons: dict[int, str] = {}
         self._attempted: int | None = None
         self._only_reads = False
-        # Steps of which files may lie about.
-        self._untidy: set[int] = set()
         self._seen: dict[int, str | None] | None = None
 
     def look_for_writer(self) -> bytes:
@@ -126,14 +103,14 @@ class RunKeeper:
             self.lease = Lease.acquire(self.run.path, patience_s=patience_s)
             self._only_reads = False
             self._require_nothing_new()
-            self._untidy.add(_BEFORE)
+            self.retention.untidy.add(EARLIER_STEP)
         self.lease.require()
-        if self._untidy:
+        if self.retention.untidy:
             spared = under_way or {}
             sweep_siblings(self.run.path, set(), sparing=spared.values())
-            self._untidy &= spared.keys()
+            self.retention.untidy &= spared.keys()
         if saving is not None:
-            self._untidy.add(saving)  # until it has ended well
+            self.retention.untidy.add(saving)  # until it has ended well
         if self.goes_on_from is not None:
             self._set_aside_after(self.goes_on_from)
             self.goes_on_from = None
@@ -233,100 +210,6 @@ class RunKeeper:
             self.lease.release()
             self.lease = None
 
-    def make_space(self, nbytes: int) -> None:
-        """Remove the oldest checkpoints if the next one would not fit otherwise.
-
-        Parameters
-        ----------
-        nbytes : int
-            Bytes of the arrays to come. What files hold besides is known from the last
-            checkpoint; a save that is refused for it would be refused for ever.
-        """
-        free = free_nbytes(self.run.path)
-        if self.keep is None or free >= 2 * nbytes + _PLENTY_NBYTES:
-            return
-        entries = {entry.step: entry for entry in self.run.candidates()}
-        likely = max([nbytes, *(entry.nbytes for entry in list(entries.values())[-1:])])
-        plan = plan_room(
-            retention_candidates(entries.values(), self.good),
-            self.keep,
-            needed_nbytes=likely + min(_BESIDE_SHARDS_NBYTES, likely // 8),
-            free_nbytes=free,
-        )
-        for step in plan.remove:
-            self.require_lease()
-            log.warning("removing step %d, to make room for the next save", step)
-            remove_checkpoint(entries[step].path)
-            self.run.forget(step)
-            self.good.discard(step)
-
-    def retain(self, talk: Conversation, saved: int) -> Steps[None]:
-        """Remove what no rule keeps: manifests on rank 0, files spread over ranks.
-
-        Parameters
-        ----------
-        talk : Conversation
-            The ranks.
-        saved : int
-            The step that was published.
-
-        Notes
-        -----
-        What cannot be removed is a warning: the new checkpoint is safe. That another
-        job has become the writer is an error.
-        """
-        self._untidy.discard(saved)
-        if self.keep is None:
-            return
-        answer = yield from talk.on_root(self._unpublish_old, PHASE)
-        directories = json.loads(answer)
-        if not directories:
-            return
-        files = [Path(file) for listed in directories.values() for file in listed]
-        mine = files[talk.rank :: talk.size]
-        yield from talk.agree(lambda: _remove(mine), PHASE)
-        yield from talk.agree(
-            lambda: self._remove_directories(talk, directories), PHASE
-        )
-
-    def _unpublish_old(self) -> bytes:
-        listed: dict[str, list[str]] = {}
-        try:
-            for path, files in self._unpublished():
-                listed[str(path)] = [str(file) for file in files]
-        except StorageError as error:
-            log.warning("cannot remove old checkpoints: %s", error)
-        return json.dumps(listed).encode()
-
-    def _unpublished(self) -> Iterator[tuple[Path, list[Path]]]:
-        assert self.keep is not None
-        entries = {entry.step: entry for entry in self.run.candidates()}
-        candidates = retention_candidates(entries.values(), self.good)
-        for verdict in plan_retention(candidates, self.keep):
-            if verdict.keep:
-                continue
-            self.require_lease()
-            path = entries[verdict.step].path
-            log.info("removing step %d: %s", verdict.step, verdict.reason)
-            try:
-                yield path, unpublish(path)
-                self.run.forget(verdict.step)
-            except StorageError as error:
-                self._untidy.add(verdict.step)
-                log.warning("cannot remove step %d: %s", verdict.step, error)
-            self.good.discard(verdict.step)
-
-    def _remove_directories(
-        self, talk: Conversation, directories: dict[str, list[str]]
-    ) -> None:
-        for path in directories if talk.rank == 0 else ():
-            try:
-                if not remove_directory_if_empty(Path(path)):
-                    self._untidy.add(_BEFORE)
-            except StorageError as error:
-                self._untidy.add(_BEFORE)
-                log.warning("cannot remove %s: %s", path, error)
-
     def _set_aside_after(self, step: int) -> None:
         later = [entry for entry in self.run.candidates() if entry.step > step]
         if later:
@@ -336,18 +219,11 @@ class RunKeeper:
             reason = self._reasons.get(entry.step, again)
             log.warning("setting step %d aside: %s", entry.step, reason)
             self.run.reject(entry.step, reason)
-            self.good.discard(entry.step)
+            self.retention.good.discard(entry.step)
 
 
 def _differ(one: str | None, other: str | None) -> bool:
     return None not in (one, other) and one != other
-
-
-def _remove(files: Sequence[Path]) -> None:
-    try:
-        remove_files(files)
-    except StorageError as error:
-        log.warning("cannot remove a file of an old checkpoint: %s", error)
 
 
 def run_record() -> dict[str, Any]:

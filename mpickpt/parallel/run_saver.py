@@ -167,11 +167,11 @@ class RunSaver:
 
     def _after_publish(self, talk: Conversation, result: SaveResult) -> Steps[None]:
         """Forget attempts, since there was progress, and remove what is too old."""
-        self._keeper.good.add(result.step)
+        self._keeper.retention.good.add(result.step)
         if talk.rank == 0:
             self._keeper.forget_attempts()
         try:
-            yield from self._keeper.retain(talk, result.step)
+            yield from self._keeper.retention.apply(talk, result.step)
         except CollectiveTimeoutError as error:
             error.outcome = "unknown"  # not "unpublished", to be exact
             raise
@@ -191,7 +191,7 @@ class RunSaver:
             run=run_record(),
             ran_before_s=self._ran_before_s,
             before_publish=self._keeper.require_lease,
-            make_space=self._keeper.make_space,
+            make_space=self._keeper.retention.make_space,
         )
 
 

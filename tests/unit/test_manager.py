@@ -14,7 +14,7 @@ import pytest
 import mpickpt
 from mpickpt import EveryMinutes, EverySteps, KeepBest, KeepLast, Preemption
 from mpickpt.errors import StorageError
-from mpickpt.parallel import run_keeper, run_saver, watch
+from mpickpt.parallel import retention, run_keeper, run_saver, watch
 from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.lease import Lease
 from tests.ranks_as_threads import run_ranks
@@ -237,13 +237,13 @@ def test_rank_0_logs_one_line_for_each_save(run, caplog):
 
 def test_last_ones_stay_and_there_is_always_one(run, monkeypatch):
     seen = []
-    unpublish = run_keeper.unpublish
+    unpublish = retention.unpublish
 
     def watched(path):
         seen.append(steps_of(run))
         return unpublish(path)
 
-    monkeypatch.setattr(run_keeper, "unpublish", watched)
+    monkeypatch.setattr(retention, "unpublish", watched)
 
     train_on_ranks(run, steps=5, when=EACH, keep=1)
 
@@ -307,7 +307,7 @@ def test_what_cannot_be_removed_is_no_failure_of_the_save(
     def refuse(*_arguments):
         raise mpickpt.StorageError("I/O error", errno=5)
 
-    monkeypatch.setattr(run_keeper, call, refuse)
+    monkeypatch.setattr(retention, call, refuse)
 
     code = train_on_ranks(run, steps=5, when=EACH, keep=2)
 
@@ -330,9 +330,9 @@ def test_rubbish_of_a_crash_while_removing_is_swept_by_the_next_start(run):
 
 def test_oldest_go_first_when_the_next_save_does_not_fit(run, monkeypatch):
     train_on_ranks(run, steps=5, when=EACH, keep=9)
-    monkeypatch.setattr(run_keeper, "_BESIDE_SHARDS_NBYTES", 0)
+    monkeypatch.setattr(retention, "_BESIDE_SHARDS_NBYTES", 0)
     monkeypatch.setattr(
-        run_keeper, "free_nbytes", lambda _: 0 if len(steps_of(run)) >= 5 else 1 << 40
+        retention, "free_nbytes", lambda _: 0 if len(steps_of(run)) >= 5 else 1 << 40
     )
 
     train_on_ranks(run, steps=8, when=EACH, keep=9)
@@ -346,9 +346,9 @@ def test_what_files_hold_besides_arrays_counts_when_room_is_made(run, monkeypatc
     nbytes = mpickpt.read_manifest(mpickpt.latest(run)).nbytes
     rows = 12 * SIZE * 2 * 8
     assert nbytes > 2 * rows
-    monkeypatch.setattr(run_keeper, "_BESIDE_SHARDS_NBYTES", 0)
+    monkeypatch.setattr(retention, "_BESIDE_SHARDS_NBYTES", 0)
     monkeypatch.setattr(
-        run_keeper,
+        retention,
         "free_nbytes",
         lambda _: 2 * rows if len(steps_of(run)) >= 4 else 1 << 40,
     )

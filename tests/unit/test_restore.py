@@ -190,7 +190,7 @@ def test_unverified_load_is_not_called_good(run):
     def restore_without(comm):
         with manager_of(run, comm, Training(comm)) as manager:
             manager.restore_latest(verify="none")
-            return sorted(manager._keeper.good)
+            return sorted(manager._keeper.retention.good)
 
     assert on_ranks(SIZE, restore_without) == [[], []]
 

@@ -28,7 +28,7 @@ mpi4py.rc.thread_level = options.threads
 from mpi4py import MPI  # noqa: E402
 
 from mpickpt import EverySteps, Preemption  # noqa: E402
-from mpickpt.parallel import pending, run_keeper  # noqa: E402
+from mpickpt.parallel import pending, retention  # noqa: E402
 from tests.training import Training, manager_of  # noqa: E402
 
 COMM = MPI.COMM_WORLD
@@ -74,21 +74,21 @@ def install_fault():
     if options.fault == "body" and COMM.rank == TARGET:
         return
     if options.fault == "die_after_unpublish":
-        unpublish = run_keeper.unpublish
+        unpublish = retention.unpublish
 
         def unpublish_and_die(path):
             unpublish(path)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        run_keeper.unpublish = unpublish_and_die
+        retention.unpublish = unpublish_and_die
     if options.fault == "die_while_removing":
-        remove_files = run_keeper.remove_files
+        remove_files = retention.remove_files
 
         def remove_one_and_die(paths):
             remove_files(list(paths)[:1])
             os.kill(os.getpid(), signal.SIGKILL)
 
-        run_keeper.remove_files = remove_one_and_die
+        retention.remove_files = remove_one_and_die
     if options.fault == "die_in_the_background" and COMM.rank == TARGET:
 
         def die(_path, *_arguments):

@@ -24,7 +24,7 @@ from mpickpt import (
     save_sharded,
     step_path,
 )
-from mpickpt.parallel import run_keeper
+from mpickpt.parallel import retention, run_keeper
 from mpickpt.storage import checkpoint_writer, removal, run_directory
 from mpickpt.storage.lease import Lease
 from tests.faults.readers_journal import JournalWriter
@@ -71,7 +71,7 @@ def keep_journal() -> None:
             rename(source, target)
 
     checkpoint_writer.publish_manifest = publish_noted
-    removal.unpublish = run_keeper.unpublish = unpublish_noted
+    removal.unpublish = retention.unpublish = unpublish_noted
     run_directory.rename_durably = rename_noted
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpickpt.parallel import run_keeper
+from mpickpt.parallel import retention
 
 CALLS = ("pwrite", "fsync", "rename", "open", "mkdir", "unlink")
 
@@ -76,8 +76,8 @@ def die_while_pruning(place: str) -> None:
         return wrapper
 
     if place == "unpublish":
-        run_keeper.unpublish = dying(run_keeper.unpublish, whole=True)
+        retention.unpublish = dying(retention.unpublish, whole=True)
     elif place == "files":
-        run_keeper.remove_files = dying(run_keeper.remove_files, whole=False)
+        retention.remove_files = dying(retention.remove_files, whole=False)
     else:
-        run_keeper.remove_directory_if_empty = lambda _: die()
+        retention.remove_directory_if_empty = lambda _: die()
