@@ -5,11 +5,8 @@ Everything here is local to rank 0.
 
 import errno
 import logging
-import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mpickpt.errors import LeaseHeldError, StorageError
 from mpickpt.parallel.retention import EARLIER_STEP, Retention
@@ -224,12 +221,3 @@ class RunKeeper:
 
 def _differ(one: str | None, other: str | None) -> bool:
     return None not in (one, other) and one != other
-
-
-def run_record() -> dict[str, Any]:
-    """Return what the manifest says of the job that saved."""
-    return {
-        "host": socket.gethostname(),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "restart_count": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
-    }

@@ -1,5 +1,7 @@
 """Saves the steps of one run: in the background or at once, then retains."""
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.pending import OnBusy, begin_save
 from mpickpt.parallel.pending_save import PendingSave, pending_of
-from mpickpt.parallel.run_keeper import RunKeeper, run_record
+from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.save import save_at_once
 from mpickpt.parallel.save_call import SaveCall, nothing_published
 from mpickpt.parallel.save_steps import Save
@@ -188,11 +190,20 @@ class RunSaver:
             overwrite=False,
             options=self._options,
             comm=self._comm,
-            run=run_record(),
+            run=_run_record(),
             ran_before_s=self._ran_before_s,
             before_publish=self._keeper.require_lease,
             make_space=self._keeper.retention.make_space,
         )
+
+
+def _run_record() -> dict[str, Any]:
+    """Return what the manifest says of the job that saved."""
+    return {
+        "host": socket.gethostname(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "restart_count": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+    }
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
