@@ -46,7 +46,7 @@ class SavedRanks:
 
     def reader(self, rank: int) -> ShardReader:
         """Return the reader of one shard."""
-        return self._state.shard(rank)
+        return self._state.shards.of(rank)
 
     def require_listed(self, rank: int) -> None:
         """Read the index of one shard; raise unless the manifest says the same."""

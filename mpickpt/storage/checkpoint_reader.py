@@ -221,7 +221,7 @@ class Checkpoint:
         if shape is None:
             if state.manifest.world_size > 1:
                 raise _differs(key)
-            own = state.shard(0).arrays[key]
+            own = state.shards.of(0).arrays[key]
             shape, dtype = own.shape, own.dtype
 
         def read(selection: Selection) -> Array:

@@ -1,17 +1,13 @@
 """Sees all shards of one checkpoint as one state; files, but no MPI and no HDF5."""
 
-import logging
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpickpt.errors import CheckpointError, ManifestError
+from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab, whole
-from mpickpt.format.index import IndexArray
-from mpickpt.format.layout_document import LayoutEntry
 from mpickpt.format.naming import Path as KeyPath
 from mpickpt.format.naming import key_of
 from mpickpt.format.records import ArrayRecord, ShardManifest
@@ -27,17 +23,10 @@ from mpickpt.storage.array_reader import (
     require_backed,
     require_tiling,
 )
-from mpickpt.storage.catalog import is_new
-from mpickpt.storage.layout_file import read_layout
+from mpickpt.storage.saved_shards import SavedShards, matching_parts, require_same
 from mpickpt.storage.selection import Selection, select
-from mpickpt.storage.shard_reader import BlockCache, ShardReader
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-# An index of 10,000 arrays takes about 10 MB of memory.
-_SHARDS_KEPT = 64
 
 
 class SavedState:
@@ -54,34 +43,17 @@ class SavedState:
     def __init__(self, directory: Path, manifest: ShardManifest) -> None:
         self.manifest = manifest
         self.records = {record.key: record for record in manifest.arrays}
-        self._directory = directory
-        self._is_new = is_new(manifest)
-        self._blocks = BlockCache()
-        self._shards: OrderedDict[int, ShardReader] = OrderedDict()
-
-    def shard(self, rank: int) -> ShardReader:
-        """Return the shard of a saved rank."""
-        shard = self._shards.pop(rank, None)
-        if shard is None:
-            record = self.manifest.shards[rank]
-            size = self.manifest.world_size
-            shard = ShardReader(
-                self._directory, record, size, self._blocks, is_new=self._is_new
-            )
-        self._shards[rank] = shard
-        if len(self._shards) > _SHARDS_KEPT:
-            self._shards.popitem(last=False)
-        return shard
+        self.shards = SavedShards(directory, manifest)
 
     def require_listed(self, rank: int) -> None:
         """Raise unless the manifest lists every array of one shard, as it is."""
-        shard = self.shard(rank)
+        shard = self.shards.of(rank)
         for array in shard.index.arrays:
-            _require_same(shard, array, _listed(self.records, array.key))
+            require_same(shard, array, _listed(self.records, array.key))
 
     def tree_of(self, rank: int) -> Node:
         """Return the tree that one rank saved."""
-        return saved_tree(self.shard(rank).index)
+        return saved_tree(self.shards.of(rank).index)
 
     @cached_property
     def tree(self) -> Node:
@@ -120,14 +92,14 @@ class SavedState:
         record = _listed(self.records, key)
         stored = [
             (shard, part)
-            for shard in map(self.shard, self._ranks_with(key, selection.box))
-            for part in _matching(shard, record)
+            for shard in self.shards.holding(key, selection.box)
+            for part in matching_parts(shard, record)
         ]
         return read_selection(key, parse_dtype(record.dtype), selection, stored)
 
     def read_own(self, rank: int, key: str, selection: Selection) -> Array:
         """Return selected elements of the per-rank array of one rank."""
-        shard = self.shard(rank)
+        shard = self.shards.of(rank)
         array = shard.arrays[key]
         stored = [(shard, part) for part in array.parts]
         return read_selection(key, parse_dtype(array.dtype), selection, stored)
@@ -184,8 +156,8 @@ class SavedState:
         """
         record = self.records[key]
         room = whole(_shape(record))
-        shards = [self.shard(rank) for rank in self._ranks_with(key, room)]
-        boxes = [part.box for one in shards for part in _matching(one, record)]
+        shards = list(self.shards.holding(key, room))
+        boxes = [part.box for one in shards for part in matching_parts(one, record)]
         require_tiling(key, room, [box for box in boxes if not box.is_empty])
         available = sum(shard.record.nbytes for shard in shards)
         require_backed(key, room.size * parse_dtype(record.dtype).itemsize, available)
@@ -194,7 +166,7 @@ class SavedState:
     def _held(self, rank: int, leaf: SavedLeaf) -> Any:
         if leaf.kind == "per_rank":
             return self._own(rank, leaf)
-        boxes = self.shard(rank).arrays[leaf.key].boxes
+        boxes = self.shards.of(rank).arrays[leaf.key].boxes
         held = [self.read(leaf.key, select(b.slices(), leaf.shape)) for b in boxes]
         return held[0] if len(held) == 1 else held
 
@@ -222,7 +194,7 @@ class SavedState:
     def _assemble(self, records: Sequence[ArrayRecord]) -> dict[str, Array]:
         """Return whole arrays; each shard is read once, from its start to its end."""
         shards = [
-            self.shard(r) for r in range(self.manifest.world_size if records else 0)
+            self.shards.of(r) for r in range(self.manifest.world_size if records else 0)
         ]
         for shard in shards:
             shard.require_size()
@@ -239,8 +211,10 @@ class SavedState:
     def _fill(self, records: Sequence[ArrayRecord], out: dict[str, Array]) -> None:
         boxes: dict[str, list[Hyperslab]] = {key: [] for key in out}
         for rank in range(self.manifest.world_size if records else 0):
-            shard = self.shard(rank)
-            stored = [(r.key, part) for r in records for part in _matching(shard, r)]
+            shard = self.shards.of(rank)
+            stored = [
+                (r.key, part) for r in records for part in matching_parts(shard, r)
+            ]
             for key, part in sorted(stored, key=lambda pair: pair[1].file_offset or 0):
                 if not part.box.is_empty:
                     boxes[key].append(part.box)
@@ -257,51 +231,6 @@ class SavedState:
             and (not path or record.key == key or record.key.startswith(key + "/"))
         ]
 
-    def _ranks_with(self, key: str, box: Hyperslab) -> Iterable[int]:
-        """Return the ranks whose shards can hold elements in a box of an array."""
-        if box.is_empty:
-            return ()
-        size = self.manifest.world_size
-        entry = None if self._layout is None else self._layout.get(key)
-        if entry is None:
-            return range(size)
-        hit = {rank for rank, part in entry.parts if _meet(part, box)}
-        return sorted(rank for rank in hit if rank < size)
-
-    @cached_property
-    def _layout(self) -> dict[str, LayoutEntry] | None:
-        record = self.manifest.layout
-        if record is None:
-            return None
-        try:
-            return read_layout(self._directory, record)
-        except CheckpointError as error:
-            # The indexes of all shards say the same, at the price of reading them.
-            log.warning("asking every shard, because of its layout file: %s", error)
-            return None
-
-
-def _matching(shard: ShardReader, record: ArrayRecord) -> Any:
-    """Return the parts of an array in a shard, whose index must fit the manifest."""
-    array: IndexArray | None = shard.arrays.get(record.key)
-    if array is None:
-        return ()
-    _require_same(shard, array, record)
-    return array.parts
-
-
-def _require_same(shard: ShardReader, array: IndexArray, record: ArrayRecord) -> None:
-    """Raise unless index and manifest say the same of an array.
-
-    Shape and dtype of what is per rank may differ between ranks.
-    """
-    found: tuple[Any, ...] = (array.kind, array.dtype, array.shape)
-    listed: tuple[Any, ...] = (record.kind, record.dtype, record.global_shape)
-    if found != listed and not found[0] == listed[0] == "per_rank":
-        raise ManifestError(
-            f"{shard.path}: {record.key!r} is {found}; the manifest says {listed}"
-        )
-
 
 def _listed(found: Mapping[str, T], key: str) -> T:
     try:
@@ -314,7 +243,3 @@ def _listed(found: Mapping[str, T], key: str) -> T:
 def _shape(record: ArrayRecord) -> tuple[int, ...]:
     assert record.global_shape is not None, record.kind
     return record.global_shape
-
-
-def _meet(part: Hyperslab, box: Hyperslab) -> bool:
-    return part.ndim == box.ndim and part.intersect(box) is not None

@@ -231,7 +231,7 @@ def test_verify_finds_damage_outside_of_arrays(copied, part):
     manifest = mpickpt.read_manifest(copied)
     record = manifest.shards[0]
     with mpickpt.open_checkpoint(copied) as checkpoint:
-        table = checkpoint._fresh.now.shard(0).index.table
+        table = checkpoint._fresh.now.shards.of(0).index.table
     offset = {
         "table": table[0],
         "index": record.index[0] + 5,
