@@ -1,30 +1,24 @@
 """Fills the wanted arrays: reads each shard once, verifies it, and passes boxes on."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from mpickpt.errors import WorldSizeMismatchError
 from mpickpt.format.dtypes import dtype_name, parse_dtype
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.parallel.broadcast import broadcast_in_rounds
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.options import default_direct_io
 from mpickpt.parallel.parcels import Parcels, packing
+from mpickpt.parallel.per_rank_agreement import require_equal
 from mpickpt.parallel.redistribute import Redistribution
 from mpickpt.parallel.routing import by_number, route
 from mpickpt.parallel.waiting import Steps
-from mpickpt.planning.layout import owner_of
 from mpickpt.planning.load_plan import plan_transfers
-from mpickpt.planning.matching_wire import (
-    Answer,
-    StoredItem,
-    WantedItem,
-)
+from mpickpt.planning.matching_wire import Answer, StoredItem, WantedItem
 from mpickpt.planning.tiling import first_wrong_index
 from mpickpt.planning.wants import Want
 from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
@@ -167,7 +161,7 @@ class Fetch:
         finally:
             parcels.cancelled.set()
         yield from broadcast_in_rounds(self.talk, self.given(answer), self.put)
-        yield from self.compare()
+        yield from require_equal(self.talk, self.digests())
 
     def stored_items(self) -> list[StoredItem]:
         """Return what this rank announces as a reader."""
@@ -290,34 +284,13 @@ class Fetch:
             given.append((key, part, array[part.relative_to(box).slices()]))
         return given
 
-    def compare(self) -> Steps[None]:
-        """Raise unless the per-rank arrays that everyone takes were equal."""
-        outgoing: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+    def digests(self) -> Iterator[tuple[str, str]]:
+        """Yield key and digest of the per-rank arrays here that everyone takes."""
         for number, digested in self.compared.items():
-            key = self.stored[number].array.key
-            outgoing[owner_of(key, self.talk.size)].append((key, digested.hexdigest()))
-        packed = {rank: msgspec.json.encode(rows) for rank, rows in outgoing.items()}
-        arrived = yield from self.talk.exchange(packed, "compare")
-        seen: defaultdict[str, set[str]] = defaultdict(set)
-        for rows in arrived.values():
-            for key, digest in msgspec.json.decode(rows):
-                seen[key].add(digest)
-        differing = sorted(key for key, digests in seen.items() if len(digests) > 1)
-        yield from self.talk.settle(_not_equal(differing), "compare")
+            yield self.stored[number].array.key, digested.hexdigest()
 
 
 def _put_into(want: Want, number: int, box: Hyperslab, content: memoryview) -> None:
     target_box, array = want.targets[number]
     elements = np.frombuffer(content, np.uint8).view(parse_dtype(want.dtype))
     array[box.relative_to(target_box).slices()] = elements.reshape(box.shape)
-
-
-def _not_equal(keys: list[str]) -> WorldSizeMismatchError | None:
-    if not keys:
-        return None
-    return WorldSizeMismatchError(
-        f"per-rank arrays differ between the saved ranks and have on_resize='error': "
-        f"{', '.join(map(repr, keys[:8]))}; say with PerRank(x, on_resize=...) in "
-        "`like` what another number of ranks shall take",
-        keys=keys,
-    )

@@ -15,6 +15,7 @@ from mpickpt import CollectiveTimeoutError, Replicated, SaveOptions, Sharded
 from mpickpt import load_sharded as load_collectively
 from mpickpt.parallel import (
     describe,
+    fetch,
     load,
     pending,
     retention,
@@ -63,7 +64,7 @@ MOMENTS: dict[str, tuple[Any, str, str]] = {
     "read": (Fetch, "steps", BEFORE),
     "amid-read": (Fetch, "read", BEFORE),
     "move": (Redistribution, "around", BEFORE),
-    "compare": (Fetch, "compare", BEFORE),
+    "compare": (fetch, "require_equal", BEFORE),
 }
 
 
