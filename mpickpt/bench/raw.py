@@ -1,6 +1,5 @@
 """Writes and reads files with pwrite and pread alone: the bound that the disk sets."""
 
-import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import numpy as np
 from mpickpt.bench.bench import Bench, random_bytes
 from mpickpt.bench.rounds import Way
 from mpickpt.storage.commit import sync_file
+from mpickpt.storage.large_memory import allocate
 
 _MIB = 1 << 20
 _PAGE_NBYTES = 4096
@@ -82,7 +82,7 @@ def _write(
 
 def _read(path: Path, block_nbytes: int, in_flight: int, flags: int) -> None:
     descriptor = os.open(path, os.O_RDONLY | flags)
-    buffers = [mmap.mmap(-1, block_nbytes) for _ in range(in_flight)]
+    buffers = [allocate(block_nbytes) for _ in range(in_flight)]
 
     def read(offset: int) -> None:
         buffer = buffers[offset // block_nbytes % in_flight]
@@ -112,10 +112,7 @@ def _aligned_bytes(bench: Bench) -> memoryview:
 
     Their number is a multiple of every block size.
     """
-    memory = mmap.mmap(-1, min(_SOURCE_NBYTES, _whole_blocks(bench.nbytes)))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    view = memoryview(memory)
+    view = allocate(min(_SOURCE_NBYTES, _whole_blocks(bench.nbytes)))
     rng = np.random.default_rng(bench.ranks.rank)
     view[:] = random_bytes(rng, len(view)).data
     return view

@@ -16,6 +16,9 @@ BUSY, DONE, FAILED = 0, 1, 2
 # that never returns, and a daemon thread does not keep the process.
 LEAVE_BEHIND_S = 5.0
 
+# To look how far it has come takes system calls.
+LOOK_EVERY_S = 0.5
+
 
 class LocalWork(Generic[T]):
     """Run one call in a thread and keep what it returned or raised.
@@ -45,11 +48,17 @@ class LocalWork(Generic[T]):
         self._timeout_s = timeout_s
         self._cancelled_early = False
         self._finished = threading.Event()
+        self._began_s = time.monotonic()
         self._last = (time.monotonic(), None if moved is None else moved())
         self._thread = threading.Thread(
             target=self._run, name="mpickpt-work", daemon=True
         )
         self._thread.start()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the call was begun."""
+        return time.monotonic() - self._began_s
 
     @property
     def finished(self) -> bool:
@@ -87,7 +96,10 @@ class LocalWork(Generic[T]):
     def _is_stuck(self) -> bool:
         if self.failure is not None or self._moved is None:
             return self.failure is not None
-        now, value = time.monotonic(), self._moved()
+        now = time.monotonic()
+        if now - self._last[0] < min(LOOK_EVERY_S, self._timeout_s / 4):
+            return False
+        value = self._moved()
         if value != self._last[1]:
             self._last = (now, value)
         if now - self._last[0] <= self._timeout_s:

@@ -4,7 +4,6 @@ While threads transfer some blocks, the caller fills or digests another. Everyth
 that takes long releases the GIL: pread, pwrite, SHA-256, CRC-32.
 """
 
-import mmap
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -13,6 +12,7 @@ from time import perf_counter, sleep
 from types import TracebackType
 from typing import Self
 
+from mpickpt.storage.large_memory import allocate
 from mpickpt.storage.shard_file import DIRECT_ALIGNMENT
 
 Transfer = Callable[[memoryview, int], None]
@@ -22,8 +22,6 @@ MAX_BLOCK_NBYTES = 16 << 20
 # A small ring stays in the last-level cache; measured, 32 MiB cost a tenth of the
 # speed.
 _RING_NBYTES = 32 << 20
-_MAX_DEPTH = 4
-_HUGE_PAGE_NBYTES = 2 << 20
 _AWAKE_S = 5e-3
 
 
@@ -52,7 +50,7 @@ class Ring:
     ) -> None:
         self.depth = depth
         self._transfer = transfer
-        self._buffers = _aligned_buffers(block_nbytes, depth)
+        self._buffers = _buffers(block_nbytes, depth)
         self._jobs: SimpleQueue[tuple[int, int, int] | None] = SimpleQueue()
         self._ended: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(depth)]
         self._is_busy = [False] * depth
@@ -128,14 +126,16 @@ def _take(ended: SimpleQueue[None]) -> None:
     ended.get()
 
 
-def ring_of(transfer: Transfer, block_nbytes: int, in_flight: int) -> Ring:
-    """Return a ring of bounded memory with up to `in_flight` transfers at a time."""
+def ring_of(
+    transfer: Transfer, block_nbytes: int, *, depth: int, in_flight: int
+) -> Ring:
+    """Return a ring of bounded memory: fewer buffers where blocks are large."""
     if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % DIRECT_ALIGNMENT:
         raise ValueError(
             f"block_nbytes must be a multiple of {DIRECT_ALIGNMENT} up to "
             f"{MAX_BLOCK_NBYTES}, not {block_nbytes}"
         )
-    depth = max(2, min(_MAX_DEPTH, _RING_NBYTES // block_nbytes))
+    depth = max(2, min(depth, _RING_NBYTES // block_nbytes))
     return Ring(
         transfer,
         block_nbytes=block_nbytes,
@@ -144,11 +144,6 @@ def ring_of(transfer: Transfer, block_nbytes: int, in_flight: int) -> Ring:
     )
 
 
-def _aligned_buffers(block_nbytes: int, count: int) -> list[memoryview]:
-    # O_DIRECT wants aligned memory, which anonymous mappings are; huge pages save it
-    # the pinning of 512 small ones for each 2 MiB.
-    memory = mmap.mmap(-1, block_nbytes * count + _HUGE_PAGE_NBYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = memoryview(memory)
+def _buffers(block_nbytes: int, count: int) -> list[memoryview]:
+    whole = allocate(block_nbytes * count, stays=False)
     return [whole[n * block_nbytes : (n + 1) * block_nbytes] for n in range(count)]

