@@ -22,6 +22,7 @@ MAX_BLOCK_NBYTES = 16 << 20
 # A small ring stays in the last-level cache; measured, 32 MiB cost a tenth of the
 # speed.
 _RING_NBYTES = 32 << 20
+_MAX_DEPTH = 4
 _AWAKE_S = 5e-3
 
 
@@ -126,16 +127,14 @@ def _take(ended: SimpleQueue[None]) -> None:
     ended.get()
 
 
-def ring_of(
-    transfer: Transfer, block_nbytes: int, *, depth: int, in_flight: int
-) -> Ring:
-    """Return a ring of bounded memory: fewer buffers where blocks are large."""
+def ring_of(transfer: Transfer, block_nbytes: int, in_flight: int) -> Ring:
+    """Return a ring of bounded memory with up to `in_flight` transfers at a time."""
     if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % DIRECT_ALIGNMENT:
         raise ValueError(
             f"block_nbytes must be a multiple of {DIRECT_ALIGNMENT} up to "
             f"{MAX_BLOCK_NBYTES}, not {block_nbytes}"
         )
-    depth = max(2, min(depth, _RING_NBYTES // block_nbytes))
+    depth = max(2, min(_MAX_DEPTH, _RING_NBYTES // block_nbytes))
     return Ring(
         transfer,
         block_nbytes=block_nbytes,

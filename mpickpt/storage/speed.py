@@ -12,6 +12,7 @@ from mpickpt.storage.shard_file import new_shard_file
 from mpickpt.storage.stream import DEFAULT_BLOCK_NBYTES
 
 _NBYTES = 256 << 20
+_IN_FLIGHT = 3
 
 
 def measured_write_bps(directory: Path, nbytes: int = _NBYTES) -> float:
@@ -28,7 +29,7 @@ def measured_write_bps(directory: Path, nbytes: int = _NBYTES) -> float:
     direct = wants_direct(directory, "auto")
     begin = perf_counter()
     with new_shard_file(path, nbytes=nbytes, direct=direct) as file:
-        with ring_of(file.write_at, block_nbytes, depth=4, in_flight=3) as ring:
+        with ring_of(file.write_at, block_nbytes, _IN_FLIGHT) as ring:
             for turn, offset in enumerate(range(0, nbytes, block_nbytes)):
                 # No two blocks alike, lest a file system store one of them.
                 buffer = ring.buffer(turn)

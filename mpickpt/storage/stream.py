@@ -56,11 +56,7 @@ Deliver = Callable[[int, memoryview], None]
 
 DEFAULT_BLOCK_NBYTES = 4 << 20
 
-# Measured: to write, few large blocks are enough; to read, what is digested next must
-# have come already, which many small ones see to.
-_WRITE_DEPTH, _WRITES_IN_FLIGHT = 4, 3
-_READ_BLOCK_NBYTES = 2 << 20
-_READ_DEPTH, _READS_IN_FLIGHT = 8, 4
+_IN_FLIGHT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +133,7 @@ def write_shard(
     """
     begin = perf_counter()
     with new_shard_file(path, nbytes=image.nbytes, direct=direct) as file:
-        with ring_of(
-            file.write_at, block_nbytes, depth=_WRITE_DEPTH, in_flight=_WRITES_IN_FLIGHT
-        ) as ring:
+        with ring_of(file.write_at, block_nbytes, _IN_FLIGHT) as ring:
             outflow = Outflow(file, ring, block_nbytes, cancelled)
             for offset, content in regions_before_table(image, index, parts):
                 outflow.pad_to(offset)
@@ -173,7 +167,7 @@ def read_shard(
     check: Check,
     deliver: Deliver,
     direct: bool,
-    block_nbytes: int = _READ_BLOCK_NBYTES,
+    block_nbytes: int = DEFAULT_BLOCK_NBYTES,
     cancelled: threading.Event | None = None,
 ) -> None:
     """Read parts of a shard, or all of it, and verify them.
@@ -213,9 +207,7 @@ def read_shard(
     verifier = check.begin(path, nbytes, spans)
     with (
         open_shard_file(path, nbytes=nbytes, direct=direct) as file,
-        ring_of(
-            file.read_at, block_nbytes, depth=_READ_DEPTH, in_flight=_READS_IN_FLIGHT
-        ) as ring,
+        ring_of(file.read_at, block_nbytes, _IN_FLIGHT) as ring,
     ):
         for turn, read in enumerate(reads[: ring.depth]):
             ring.start(turn, read.offset, read.nbytes)

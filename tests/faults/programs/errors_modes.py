@@ -43,7 +43,7 @@ def name_files_alike() -> Callable[[], None]:
 
     secrets.token_hex = token_hex
     # strace counts in each thread by itself.
-    stream._WRITES_IN_FLIGHT = staging._WRITES_IN_FLIGHT = 1
+    stream._IN_FLIGHT = staging._WRITES_IN_FLIGHT = 1
     return restart
 
 
