@@ -115,11 +115,14 @@ def document_of(path: Path) -> dict[str, Any] | None:
 
 def names_in(directory: Path) -> list[str]:
     """Return the names in a directory; none where it does not exist."""
-    with storage_errors("list", directory):
-        try:
-            return list_afresh(directory)
-        except FileNotFoundError:
-            return []
+    try:
+        return list_afresh(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        # It may be what lies above that could not be listed.
+        with storage_errors("list", Path(error.filename or directory)):
+            raise
 
 
 def is_there(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from mpickpt.errors import IncompleteCheckpointError, StorageError
 from mpickpt.storage import second_look
 from mpickpt.storage.second_look import SecondLook, list_afresh, meet
 from mpickpt.storage.shard_file import open_shard_file
+from mpickpt.storage.small_file import names_in
 
 CONTENT = b"0123456789"
 
@@ -149,3 +151,19 @@ def test_meet_asks_the_server_for_a_directory_of_another_number(tmp_path, monkey
     meet(tmp_path / "step", inode=0)
 
     assert asked == [tmp_path]
+
+
+def test_error_names_the_directory_above_that_cannot_be_listed(tmp_path, monkeypatch):
+    listdir = os.listdir
+
+    def refuse(path):
+        if Path(path) == tmp_path:
+            raise OSError(errno.EIO, "I/O error", path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+
+    with pytest.raises(StorageError) as caught:
+        names_in(tmp_path / "absent")
+
+    assert (caught.value.errno, caught.value.path) == (errno.EIO, str(tmp_path))
