@@ -5,17 +5,8 @@ import subprocess
 
 import pytest
 
-# Ranks wait by sleeping, so the suites under mpiexec may share few cores.
-MPI_ENVIRONMENT = {
-    "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
-    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_btl": "self,sm",
-    "OMPI_MCA_pml": "ob1",
-}
+from tests.mpi_launch import MPI_ENVIRONMENT
+
 for name, value in MPI_ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 

@@ -15,8 +15,21 @@ from pathlib import Path
 from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+OTHER_PYTHON = REPOSITORY / ".venv-openmpi/bin/python"
 SHARED_MEMORY = Path("/dev/shm")
 YOUNG_S = 30.0
+
+# Ranks wait by sleeping, so the suites under mpiexec may share few cores.
+MPI_ENVIRONMENT = {
+    "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
+    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl": "self,sm",
+    "OMPI_MCA_pml": "ob1",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +42,13 @@ class Outcome:
 
 
 def pythons() -> list[str]:
-    """Return the interpreters to test under: this one, and one with another MPI."""
-    other = os.environ.get("MPICKPT_TEST_OTHER_PYTHON", "")
+    """Return the interpreters to test under: this one, and one with another MPI.
+
+    The other one is what ``MPICKPT_TEST_OTHER_PYTHON`` says, nothing where that is
+    empty, else the one that tests/run.sh has made.
+    """
+    made = str(OTHER_PYTHON) if OTHER_PYTHON.exists() else ""
+    other = os.environ.get("MPICKPT_TEST_OTHER_PYTHON", made)
     return [sys.executable, *([other] if other else [])]
 
 
@@ -66,6 +84,7 @@ def start(
         errors="replace",
         cwd=REPOSITORY,
         env={
+            **MPI_ENVIRONMENT,
             **os.environ,
             "TMPDIR": _scratch_folder(),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),

@@ -73,6 +73,8 @@ make_environment "$venv" mpich,test
 if [ "${MPICKPT_TEST_OPENMPI:-1}" = 1 ]; then
     make_environment "$PWD/.venv-openmpi" openmpi,test
     export MPICKPT_TEST_OTHER_PYTHON="$PWD/.venv-openmpi/bin/python"
+else
+    export MPICKPT_TEST_OTHER_PYTHON=
 fi
 export PATH="$venv/bin:$PATH"
 
