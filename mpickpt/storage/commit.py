@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpickpt.errors import StorageError
 from mpickpt.format.naming import MANIFEST_NAME, MANIFEST_TMP_NAME
-from mpickpt.storage.second_look import meet
+from mpickpt.storage.second_look import SecondLook, meet
 
 
 @contextlib.contextmanager
@@ -114,13 +114,21 @@ def _sync_name_if_empty(directory: Path) -> None:
 
 
 def _make_or_meet(directory: Path) -> None:
-    try:
-        directory.mkdir()
-    except FileExistsError:
-        # Another node has made it, or has begun to: this one may not see it yet.
-        meet(directory)
-        if not directory.is_dir():
-            raise
+    look = SecondLook(directory.parent)
+    while True:
+        try:
+            directory.mkdir()
+            return
+        except FileExistsError:
+            # Another node has made it, or has begun to: this one may not see it yet.
+            meet(directory)
+            if not directory.is_dir():
+                raise
+            return
+        except OSError as error:
+            # This node may know the parent by a handle that the server forgot.
+            if not look.helps(error):
+                raise
 
 
 def write_new_file(path: Path, content: bytes) -> None:

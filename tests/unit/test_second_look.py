@@ -8,6 +8,7 @@ import pytest
 
 from mpickpt.errors import IncompleteCheckpointError, StorageError
 from mpickpt.storage import second_look
+from mpickpt.storage.commit import make_directory
 from mpickpt.storage.second_look import SecondLook, list_afresh, meet
 from mpickpt.storage.shard_file import open_shard_file
 from mpickpt.storage.small_file import names_in
@@ -167,3 +168,20 @@ def test_error_names_the_directory_above_that_cannot_be_listed(tmp_path, monkeyp
         names_in(tmp_path / "absent")
 
     assert (caught.value.errno, caught.value.path) == (errno.EIO, str(tmp_path))
+
+
+def test_directory_is_made_though_its_parent_was_stale(tmp_path, monkeypatch):
+    mkdir, refused = os.mkdir, []
+
+    def refuse_once(path, mode=0o777):
+        if not refused:
+            refused.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle", path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", refuse_once)
+
+    make_directory(tmp_path / "run" / "step")
+
+    assert refused
+    assert (tmp_path / "run" / "step").is_dir()
