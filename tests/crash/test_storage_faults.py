@@ -120,7 +120,7 @@ TOLERATED_FAULTS = {
 LOAD_FAULTS = {
     "EIO at a read": fault("load", 2, "/preadv2?:error=EIO:when=1"),
     "EIO at every read": fault("load", 1, "/preadv2?:error=EIO"),
-    "ESTALE at a read": fault("load", 2, "/preadv2?:error=ESTALE:when=1"),
+    "ESTALE at every read": fault("load", 2, "/preadv2?:error=ESTALE"),
     "EIO at a read of the manifest": fault(
         "load", 0, "/preadv2?:error=EIO:when=1", path="{path}/manifest.json"
     ),
