@@ -114,7 +114,7 @@ def _sync_name_if_empty(directory: Path) -> None:
 
 
 def _make_or_meet(directory: Path) -> None:
-    look = SecondLook(directory.parent)
+    look = SecondLook(directory)
     while True:
         try:
             directory.mkdir()
