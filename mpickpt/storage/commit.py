@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from mpickpt.errors import StorageError
 from mpickpt.format.naming import MANIFEST_NAME, MANIFEST_TMP_NAME
-from mpickpt.storage.second_look import SecondLook, meet
+from mpickpt.storage.second_look import SecondLook
 
 
 @contextlib.contextmanager
@@ -117,18 +118,22 @@ def _make_or_meet(directory: Path) -> None:
     look = SecondLook(directory)
     while True:
         try:
-            directory.mkdir()
-            return
-        except FileExistsError:
-            # Another node has made it, or has begun to: this one may not see it yet.
-            meet(directory)
-            if not directory.is_dir():
-                raise
+            _make_unless_there(directory)
             return
         except OSError as error:
-            # This node may know the parent by a handle that the server forgot.
+            # This node may not see yet what another one has made, or may know the
+            # parent by a handle that the server forgot. A brick of GlusterFS also says
+            # that a directory exists which it then has not, while others look for it.
             if not look.helps(error):
                 raise
+
+
+def _make_unless_there(directory: Path) -> None:
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(directory).st_mode):
+            raise
 
 
 def write_new_file(path: Path, content: bytes) -> None:

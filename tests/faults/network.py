@@ -34,9 +34,8 @@ N_AT_ONCE = 2
 # Which rank dies, before it renames what.
 KILLED = ((1, "shard"), (0, "manifest"))
 KILLED_AT = {"shard": "*/rank*.h5.tmp", "manifest": "*/manifest.json.tmp"}
-# What names in the short part begin with. Not GlusterFS: when one client makes a
-# directory that another looks for, its brick at times fails by itself ("setting gfid
-# on ... failed [File exists]"), and the save with it, loudly.
+# What names in the short part begin with. GlusterFS, which remembers most and has
+# races of its own, is for the whole.
 SHORT = {
     "moose": (
         *("directly/async", "other_job/sync/node1", "replaced/sync/node1"),
