@@ -40,7 +40,7 @@ SHORT = {
     "moose": (
         *("directly/async", "other_job/sync/node1", "replaced/sync/node1"),
         *("removed/prune/node0", "restore/after_save/node1", "named_before/manager"),
-        *("reshard/turned", "lease/race", "halt/node0", "pins/node1", "resaved/node1"),
+        *("reshard/turned", "halt/node0", "pins/node1", "resaved/node1"),
     ),
     "nfs_like": (
         *("named_before/sync", "halt/node1", "pins/node0", "hidden/async"),
