@@ -36,7 +36,7 @@ _SYSTEM = (
     "/lib",
     "/usr/",
     "/bin/",
-    "/root/.cache",
+    str(Path.home() / ".cache"),
 )
 
 

@@ -44,6 +44,7 @@ HARMLESS = tuple(
         "/usr/share/zoneinfo",
     }
 )
+AREA = "area"  # all that a case may touch is in it
 CHANGES = {
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink"),
     *("os.chmod", "os.truncate", "os.chown", "os.listdir", "os.scandir"),
@@ -54,7 +55,7 @@ class Watch:
     """Notes what the process opens and changes outside the run."""
 
     def __init__(self, folder: Path) -> None:
-        self.allowed = (os.path.realpath(folder) + "/work/", *HARMLESS)
+        self.allowed = (os.path.join(os.path.realpath(folder), AREA, ""), *HARMLESS)
         self.is_on = False
         self.outside: list[str] = []
         sys.addaudithook(self.hook)
@@ -109,7 +110,7 @@ class Judge:
     def __init__(self, base: Path, folder: Path) -> None:
         self.pristine = base / "run"
         self.outside = folder / "outside"
-        self.run = folder / "work" / "run"
+        self.run = folder / AREA / "run"
         self.baseline: dict[str, Any] = {}
         self.watch = Watch(folder)
         self.base_nbytes = 0
