@@ -82,16 +82,7 @@ class Host:
     def run(self, *command: str) -> None:
         """Run a command; raise with what it said if it fails."""
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid"]
-        done = subprocess.run(
-            [*enter, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=START_TIMEOUT_S,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.stdout}")
+        _run(enter, command)
 
 
 def why_not(programs: Sequence[str]) -> str | None:
@@ -259,8 +250,13 @@ def _enter(host: Host, node: int) -> list[str]:
 
 
 def _within(host: Host, node: int, *command: str) -> None:
+    _run(_enter(host, node), command)
+
+
+def _run(enter: Sequence[str], command: Sequence[str]) -> None:
+    """Run a command somewhere; raise with what it said if it fails."""
     done = subprocess.run(
-        [*_enter(host, node), *command],
+        [*enter, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
