@@ -8,6 +8,7 @@ servers' first process is killed, even by the death of the test.
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -132,6 +133,9 @@ def moose(folder: Path) -> Iterator[Network]:
 
     def mount(host: Host, node: int, shared: Path) -> None:
         _within(host, node, "mfsmount", str(shared), "-H", ADDRESS)
+        # Chunk servers that are known have not told yet how much they can hold.
+        has_room = f"test $(stat -f -c %a {shlex.quote(str(shared))}) -gt 0"
+        _until(lambda: _within(host, node, "sh", "-c", has_room))
 
     with _network(folder, serve, mount) as network:
         yield network
