@@ -7,7 +7,7 @@ strings of fixed length, in both byte orders, and the bfloat16 and float8 types 
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,14 +114,11 @@ _FLOAT_FIELDS = {
 
 def check_dtype(dtype: DType) -> None:
     """Raise TypeError, which says what is allowed, when a type cannot be saved."""
-    if not is_dtype_name(_spelled(dtype)):
-        raise TypeError(
-            f"arrays of dtype {str(dtype)!r} cannot be saved; allowed are bool, int, "
-            "float, complex, longdouble, datetime64, timedelta64, fixed strings "
-            "(S5, U7), and bfloat16 and float8 of ml_dtypes"
-        )
+    dtype_name(dtype)
 
 
+# numpy takes microseconds to spell a name, and ten thousand arrays have few types.
+@lru_cache(maxsize=1 << 10)
 def dtype_name(dtype: DType) -> str:
     """Return the name that a type has in records.
 
@@ -134,8 +131,14 @@ def dtype_name(dtype: DType) -> str:
     TypeError
         If the type cannot be saved.
     """
-    check_dtype(dtype)
-    return _spelled(dtype)
+    name = _spelled(dtype)
+    if not is_dtype_name(name):
+        raise TypeError(
+            f"arrays of dtype {str(dtype)!r} cannot be saved; allowed are bool, int, "
+            "float, complex, longdouble, datetime64, timedelta64, fixed strings "
+            "(S5, U7), and bfloat16 and float8 of ml_dtypes"
+        )
+    return name
 
 
 def is_dtype_name(name: str) -> bool:
@@ -143,6 +146,7 @@ def is_dtype_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+@lru_cache(maxsize=1 << 10)
 def parse_dtype(name: str) -> DType:
     """Return the type of a name that `dtype_name` gave.
 

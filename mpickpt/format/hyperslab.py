@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from types import EllipsisType
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Hyperslab:
+
+# A layout has hundreds of thousands: a struct is made in a fifth of the time of a
+# dataclass, and the garbage collector need not look at it.
+class Hyperslab(msgspec.Struct, frozen=True, gc=False):
     """A box of an array: where it starts and how far it reaches.
 
     Parameters

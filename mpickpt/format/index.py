@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 KINDS = ("sharded", "replicated", "per_rank")
 
 
-class StoredPart(msgspec.Struct, frozen=True):
+class StoredPart(msgspec.Struct, frozen=True, gc=False):
     """One box of an array that lies in this shard, C order, without gaps.
 
     `file_offset` is in bytes from the start of the shard; None where the box has no
@@ -32,7 +32,7 @@ class StoredPart(msgspec.Struct, frozen=True):
     box: Hyperslab
 
 
-class IndexArray(msgspec.Struct, frozen=True):
+class IndexArray(msgspec.Struct, frozen=True, gc=False):
     """One array of the tree: what it is, what this rank held, what lies here.
 
     `shape` is the global shape; for a per-rank array, its own. `boxes` is what the

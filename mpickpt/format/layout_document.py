@@ -6,7 +6,6 @@ knows which shards to open, without asking the index of each.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -30,8 +29,7 @@ _Extent = Annotated[int, msgspec.Meta(ge=0, le=_INT64_MAX)]
 _Index = Annotated[tuple[_Extent, ...], msgspec.Meta(max_length=_MAX_NDIM)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutEntry:
+class LayoutEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One array as the layout file lists it.
 
     Attributes

@@ -25,7 +25,7 @@ Span = tuple[Count, Positive, Crc32]
 Document = dict[str, Any]
 
 
-class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ShardRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One rank's shard.
 
     Attributes
@@ -56,7 +56,7 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     index: Span
 
 
-class ArrayRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ArrayRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One array of the state.
 
     Attributes

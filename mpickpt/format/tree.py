@@ -13,13 +13,13 @@ class Node(msgspec.Struct, frozen=True):
     """A place in the tree."""
 
 
-class Plain(Node, frozen=True):
+class Plain(Node, frozen=True, gc=False):
     """A plain Python value, or a numpy scalar."""
 
     value: Any
 
 
-class ArrayNode(Node, frozen=True):
+class ArrayNode(Node, frozen=True, gc=False):
     """An array: the ordinal of its record."""
 
     ordinal: int

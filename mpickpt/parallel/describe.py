@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 from mpickpt.errors import CallMismatchError
 from mpickpt.format.dtypes import dtype_name
 from mpickpt.format.hyperslab import Hyperslab
-from mpickpt.format.tree import Plain, ScopeNode
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.layout_exchange import (
     Parts,
@@ -29,10 +29,7 @@ from mpickpt.parallel.layout_exchange import (
 from mpickpt.parallel.replicas import ReplicaCheck, find_divergence
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.flatten import FlatState, HeldLeaf, flatten
-from mpickpt.planning.layout import (
-    HeldArray,
-)
-from mpickpt.planning.tree_walk import below, children
+from mpickpt.planning.layout import HeldArray
 from mpickpt.storage.shard_draft import ShardLayout
 
 PHASE = "describe"
@@ -120,7 +117,11 @@ def describe(
     if (table["digest"] != np.frombuffer(digest, "<u8")).any():
         memory.resolved = None
         memory.resolved = yield from resolve(
-            talk, own.held(), signature=own.signature, digest=digest
+            talk,
+            own.held(),
+            signature=own.signature,
+            own_digest=own.digest,
+            digest=digest,
         )
         own.check_replicas(memory.resolved)
         second = _SECOND_RECORD.pack(own.nbytes, own.check.sum_bytes())
@@ -160,7 +161,7 @@ class _OwnDescription:
         try:
             check()
             self.flat = flatten(state(), alone=self.size == 1)
-            self.plain = dict(replicated_plain(self.flat))
+            self.plain = self.flat.replicated_plain
             self.signature = _signature(self.flat, self.plain)
             known = memory.resolved
             if known is not None and known.signature == self.signature:
@@ -169,12 +170,20 @@ class _OwnDescription:
         except Exception as failure:
             self.failure = failure
 
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the signature."""
+        if self.known is not None:
+            return self.known.own_digest
+        return digest_of_signature(self.signature)
+
     def check_replicas(self, resolved: Resolved) -> None:
         """Digest the replicated parts whose turn it is; count the bytes to write."""
-        self.nbytes = sum(
-            part.size * leaf.dtype.itemsize
+        self.nbytes = resolved.written_nbytes + sum(
+            array.nbytes
             for leaf in self.flat.leaves
-            for _, part in written_parts(leaf, resolved)
+            if leaf.kind == "per_rank"
+            for _, array in leaf.boxes
         )
         self.check = ReplicaCheck(self.rank, self.size, self.turn)
         for leaf in self.flat.leaves:
@@ -188,7 +197,7 @@ class _OwnDescription:
         known = self.known
         return _RECORD.pack(
             self.failure is None,
-            known.own_digest if known else digest_of_signature(self.signature),
+            self.digest,
             known.digest if known else bytes(32),
             path,
             self.step,
@@ -238,22 +247,6 @@ def written_parts(leaf: HeldLeaf, resolved: Resolved) -> Parts:
     return resolved.written[leaf.key]
 
 
-def replicated_plain(flat: FlatState) -> Iterator[tuple[str, Plain]]:
-    """Yield (key, leaf) of the plain values inside `Replicated`."""
-
-    def walk(node: Any, key: str, inside: bool) -> Iterator[tuple[str, Plain]]:
-        if isinstance(node, Plain):
-            if inside:
-                yield key or "%root", node
-            return
-        if isinstance(node, ScopeNode):
-            inside = node.wrapper == "replicated"
-        for component, child in children(node):
-            yield from walk(child, below(key, component), inside)
-
-    yield from walk(flat.tree, "", False)
-
-
 def _boxes(leaf: HeldLeaf) -> Iterator[Hyperslab]:
     for offset, array in leaf.boxes:
         yield Hyperslab(offset, tuple(array.shape))
@@ -264,7 +257,7 @@ def _signature(flat: FlatState, plain: Mapping[str, Any]) -> Signature:
         (
             leaf.key,
             leaf.kind,
-            leaf.dtype,
+            None if leaf.dtype is None else dtype_name(leaf.dtype),
             leaf.global_shape,
             leaf.check,
             leaf.bare,

@@ -20,13 +20,10 @@ class Drafted:
         The state and its agreed layout.
     draft : ShardDraft
         This rank's shard.
-    numel : int
-        Elements of sharded arrays in it.
     """
 
     description: Description
     draft: ShardDraft
-    numel: int
 
     def without_arrays(self) -> "Drafted":
         """Return what is left to know once the arrays were copied.
@@ -73,16 +70,6 @@ def draft(
     )
     memory.shard, memory.shard_made_for = made.layout, made_for
     return made
-
-
-def n_sharded_elements(description: Description) -> int:
-    """Return how many elements of sharded arrays this rank writes."""
-    return sum(
-        part.size
-        for leaf in description.flat.leaves
-        if leaf.kind == "sharded"
-        for _, part in written_parts(leaf, description.resolved)
-    )
 
 
 def _draft_array(leaf: HeldLeaf, resolved: Resolved) -> DraftArray:

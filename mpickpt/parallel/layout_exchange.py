@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.format.layout_document import (
     LayoutEntry,
@@ -62,6 +63,9 @@ class Resolved:
         All arrays of the state; on rank 0 only.
     layout_document : bytes or None
         On rank 0, the payload of the layout file; None where it would be too large.
+    n_sharded_elements, written_nbytes : int
+        What this rank writes: elements of sharded arrays, and bytes of all arrays but
+        the per-rank ones, whose shapes may change from save to save.
     """
 
     signature: Signature
@@ -71,6 +75,8 @@ class Resolved:
     written: Mapping[str, Parts]
     arrays: tuple[ArrayRecord, ...]
     layout_document: bytes | None
+    n_sharded_elements: int
+    written_nbytes: int
 
 
 def resolve(
@@ -78,6 +84,7 @@ def resolve(
     held: Sequence[HeldArray],
     *,
     signature: Signature,
+    own_digest: bytes,
     digest: bytes,
 ) -> Steps[Resolved]:
     """Agree with all ranks who holds and who writes what.
@@ -88,7 +95,7 @@ def resolve(
         The ranks.
     held : sequence of HeldArray
         What this rank says of its arrays.
-    signature, digest
+    signature, own_digest, digest
         As in `Resolved`.
 
     Raises
@@ -101,14 +108,22 @@ def resolve(
     received = yield from talk.exchange(answers_to_holders(layouts), PHASE)
     answers = {a.key: a for part in received.values() for a in unpack_answers(part)}
     arrays, document = yield from _collect(talk, [entry_of(x) for x in layouts])
+    written = {key: _parts_of(a, talk.rank) for key, a in answers.items()}
+    sizes = {key: sum(p.size for _, p in parts) for key, parts in written.items()}
     return Resolved(
         signature=signature,
-        own_digest=digest_of_signature(signature),
+        own_digest=own_digest,
         digest=digest,
         answers=answers,
-        written={key: _parts_of(a, talk.rank) for key, a in answers.items()},
+        written=written,
         arrays=arrays,
         layout_document=document,
+        n_sharded_elements=sum(sizes[x.key] for x in held if x.kind == "sharded"),
+        written_nbytes=sum(
+            sizes[key] * parse_dtype(a.dtype).itemsize
+            for key, a in answers.items()
+            if a.dtype and sizes[key]
+        ),
     )
 
 

@@ -37,7 +37,7 @@ _HINT = (
 )
 
 
-class HeldLeaf(msgspec.Struct, frozen=True):
+class HeldLeaf(msgspec.Struct, frozen=True, gc=False):
     """One array of the state as this rank holds it.
 
     `boxes` are (offset, array) pairs in the index space of the global array;
@@ -55,10 +55,14 @@ class HeldLeaf(msgspec.Struct, frozen=True):
 
 
 class FlatState(msgspec.Struct, frozen=True):
-    """A state as a tree of nodes and the leaves that its ordinals name."""
+    """A state as a tree of nodes and the leaves that its ordinals name.
+
+    `replicated_plain` are the plain values inside `Replicated`, by key.
+    """
 
     tree: Node
     leaves: tuple[HeldLeaf, ...]
+    replicated_plain: dict[str, Plain] = {}
 
 
 def flatten(state: Any, *, alone: bool, template: bool = False) -> FlatState:
@@ -82,7 +86,7 @@ def flatten(state: Any, *, alone: bool, template: bool = False) -> FlatState:
     """
     walk = _Walk(alone=alone, template=template)
     tree = walk.node(state, "", None, 0)
-    return FlatState(tree, tuple(walk.leaves))
+    return FlatState(tree, tuple(walk.leaves), walk.replicated_plain)
 
 
 class _Walk:
@@ -90,6 +94,7 @@ class _Walk:
         self.alone = alone
         self.template = template
         self.leaves: list[HeldLeaf] = []
+        self.replicated_plain: dict[str, Plain] = {}
         self.known_dtypes: set[np.dtype[Any]] = set()
 
     def node(self, value: Any, key: str, scope: Wrapper | None, depth: int) -> Node:
@@ -101,7 +106,7 @@ class _Walk:
             )
         kind = type(value)
         if kind in _PLAIN:
-            return Plain(value)
+            return self.plain(value, key, scope)
         if isinstance(value, np.ndarray | ArraySpec):
             return self.array(value, key, scope)
         if isinstance(value, Sharded | Replicated | PerRank):
@@ -119,7 +124,7 @@ class _Walk:
             return ListNode(tuple(child for _, child in pairs), form)
         if isinstance(value, np.generic):
             self.require_dtype(np.asarray(value).dtype, key)
-            return Plain(value)
+            return self.plain(value, key, scope)
         if value is AsSaved or isinstance(value, AsSaved):
             return self.as_saved(key)
         fields = record_fields(value)
@@ -127,6 +132,12 @@ class _Walk:
             pairs = self.items(fields, key, scope, depth)
             return RecordNode(type(value).__qualname__, pairs, type(value))
         return self.live(value, key, scope, depth)
+
+    def plain(self, value: Any, key: str, scope: Wrapper | None) -> Plain:
+        leaf = Plain(value)
+        if isinstance(scope, Replicated):
+            self.replicated_plain[shown(key)] = leaf
+        return leaf
 
     def items(
         self,

@@ -4,13 +4,17 @@ Every rank describes its part of an array as a `HeldArray`. The descriptions of 
 key meet at the rank `owner_of` names, where `resolve.resolve_array` checks them
 together. Each holder is sent a `HolderAnswer`; the root collects a `LayoutEntry` for
 the layout file. All boxes are in the index space of the global array, in elements.
+
+The records are structs that the garbage collector need not look at: large worlds have
+millions, and none of them can lead back to itself.
 """
 
 import functools
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import eq
+
+import msgspec
 
 from mpickpt.format.hyperslab import Hyperslab, row_part, split_rows
 from mpickpt.format.layout_document import LayoutEntry, Ranks
@@ -19,8 +23,7 @@ from mpickpt.planning.rank_grid import Holders, place_of
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldArray:
+class HeldArray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one rank says of one array.
 
     Attributes
@@ -45,8 +48,7 @@ class HeldArray:
     boxes: tuple[Hyperslab, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Who holds one box, and who of them writes it.
 
     The box is split along axis 0 into `nparts` even parts; part i is written by
@@ -82,8 +84,7 @@ class Share:
         return row_part(box, turn, self.nparts) if turn < self.nparts else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayLayout:
+class ArrayLayout(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One array as all its holders agree on it.
 
     Attributes
@@ -112,8 +113,7 @@ class ArrayLayout:
         return tuple([self.boxes[i] for i in self.held.get(rank, ())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HolderAnswer:
+class HolderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the owner of a key tells one holder: its boxes, and who writes them."""
 
     key: str

@@ -13,13 +13,21 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+Region = tuple[int, bytes | Array]
+
+# Of arrays of a few kilobytes each lies behind a header of its own; joined in one call,
+# they cost half of what they cost one by one.
+_SMALL_NBYTES = 32 << 10
+_JOINED_NBYTES = 256 << 10
+_PLAIN_TYPES = frozenset("?bBhHiIlLqQefdFD")  # whose arrays Python's buffers know
+
 # What is not one run of memory goes through copies that fit the cache.
 PIECE_NBYTES = 256 << 10
 
 
 def regions_before_table(
     image: "ShardImage", index: bytes, parts: Sequence[Array]
-) -> list[tuple[int, bytes | Array]]:
+) -> list[Region]:
     """Return offset and content of all that lies before the table, in file order.
 
     Raises
@@ -33,7 +41,7 @@ def regions_before_table(
             f"{image.index_nbytes}"
         )
     placed = zip(image.part_offsets, parts, strict=True)
-    regions: list[tuple[int, bytes | Array]] = [
+    regions: list[Region] = [
         (offset, content)
         for offset, content in image.static
         if offset < image.table_offset
@@ -42,6 +50,41 @@ def regions_before_table(
     regions.append((image.index_offset, index))
     regions.sort(key=lambda region: region[0])
     return regions
+
+
+def joined(regions: Iterable[Region]) -> Iterator[Region]:
+    """Yield regions in file order, with small neighbours, and gaps between, joined."""
+    start = end = 0
+    run: list[Any] = []  # bytes and arrays, which are buffers
+    for offset, content in regions:
+        if run and (end - start > _JOINED_NBYTES or offset - end > _SMALL_NBYTES):
+            yield start, b"".join(run)
+            run = []
+        if not _is_small(content):
+            if run:
+                yield start, b"".join(run)
+                run = []
+            yield offset, content
+            continue
+        if not run:
+            start = offset
+        elif offset > end:
+            run.append(bytes(offset - end))
+        run.append(content)
+        end = offset + (len(content) if isinstance(content, bytes) else content.nbytes)
+    if run:
+        yield start, b"".join(run)
+
+
+def _is_small(content: bytes | Array) -> bool:
+    """Tell whether a region is little, and one run of memory."""
+    if isinstance(content, bytes):
+        return len(content) <= _SMALL_NBYTES
+    return (
+        content.nbytes <= _SMALL_NBYTES
+        and content.dtype.char in _PLAIN_TYPES
+        and content.flags.c_contiguous
+    )
 
 
 def bytes_after_table(image: "ShardImage") -> bytes:

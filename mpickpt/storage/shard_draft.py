@@ -131,12 +131,18 @@ def _lay_out(
     arrays: tuple[DraftArray, ...],
     encoded: Callable[[msgspec.Raw, Sequence[int]], bytes],
 ) -> ShardLayout:
-    def index_length(offsets: Sequence[int | None]) -> int:
-        return padded_nbytes(len(encoded(_records(arrays, offsets), _WIDEST_TABLE)))
+    known: dict[tuple[int | None, ...], msgspec.Raw] = {}
+
+    def records(offsets: tuple[int | None, ...]) -> msgspec.Raw:
+        if offsets not in known:
+            known[offsets] = _records(arrays, offsets)
+        return known[offsets]
+
+    def index_length(offsets: tuple[int | None, ...]) -> int:
+        return padded_nbytes(len(encoded(records(offsets), _WIDEST_TABLE)))
 
     image = build_image(_specs(arrays), index_length)
-    records = _records(arrays, image.part_offsets)
-    return ShardLayout(arrays=arrays, image=image, records=records)
+    return ShardLayout(arrays=arrays, image=image, records=records(image.part_offsets))
 
 
 def _padded(
@@ -187,8 +193,8 @@ def _views(
     views = []
     for array, boxes in zip(arrays, held, strict=True):
         for number, part in array.parts:
-            box = array.boxes[number]
-            whole = boxes[number]
-            inside = part.relative_to(box)
-            views.append(whole if part == box else whole[inside.slices()])
+            box, whole = array.boxes[number], boxes[number]
+            if part is not box and part != box:
+                whole = whole[part.relative_to(box).slices()]
+            views.append(whole)
     return views

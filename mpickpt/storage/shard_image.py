@@ -24,7 +24,7 @@ from mpickpt.format.dtypes import (
 from mpickpt.format.naming import INDEX_DATASET, TABLE_DATASET
 from mpickpt.storage.memory_file import MemoryFile
 
-Offsets = Sequence[int | None]
+Offsets = tuple[int | None, ...]
 
 _NAME = b"shard"
 _MAX_NDIM = 32

@@ -98,6 +98,7 @@ def test_parse_dtype_returns_what_was_named_or_raises_value_error(name):
 
 def test_parse_dtype_says_how_to_get_ml_dtypes(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    parse_dtype.cache_clear()
 
     with pytest.raises(ValueError, match="pip install ml_dtypes"):
         parse_dtype("bfloat16")
