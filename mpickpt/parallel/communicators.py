@@ -157,13 +157,13 @@ def _unless_ranks_die(user_line: Line, phase: str, steps: Steps[T]) -> Steps[T]:
     looked_s = time.monotonic()
     try:
         while True:
-            longest_s = next(steps)
+            pause = next(steps)
             if time.monotonic() - looked_s > LISTEN_EVERY_S:
                 looked_s = time.monotonic()
                 dead = dead_ranks(user_line.mpi, user_line.comm)
                 if dead:
                     raise user_line.lose(phase, dead)
-            yield longest_s
+            yield pause
     except StopIteration as end:
         result: T = end.value
         return result

@@ -21,6 +21,7 @@ from mpickpt.parallel.waiting import Steps
 T = TypeVar("T")
 
 ROUND_NBYTES = 1 << 29
+FIRST_NBYTES = 1 << 10  # of a broadcast, with its length: answers of rank 0 fit
 LONGEST_BEAT_S = 2.0
 BEATS_PER_TIMEOUT = 10
 
@@ -107,14 +108,19 @@ class Conversation:
         own = payload if self.rank == root else None
         if self.size == 1:
             return own or b""
-        length = np.array([len(own or b"")], dtype=np.int64)
-        yield from self.bcast_into(length.view(np.uint8), root, phase)
-        view = np.empty(int(length[0]), dtype=np.uint8)
-        if own:
-            view = np.frombuffer(own, dtype=np.uint8)
-        if length[0]:
-            yield from self.bcast_into(view, root, phase)
-        return view.tobytes() if own is None else own
+        # One message does for most: its length and its first bytes.
+        first = np.zeros(FIRST_NBYTES, dtype=np.uint8)
+        length, head = first[:8].view(np.int64), first[8:]
+        if self.rank == root:
+            content = np.frombuffer(own or b"", dtype=np.uint8)
+            length[0] = content.size
+            head[: content.size] = content[: head.size]
+        yield from self.bcast_into(first, root, phase)
+        if self.rank != root:
+            content = np.empty(int(length[0]), dtype=np.uint8)
+            content[: head.size] = head[: content.size]
+        yield from self.bcast_into(content[head.size :], root, phase)
+        return own or content.tobytes()
 
     def bcast_into(
         self, view: npt.NDArray[np.uint8], root: int, phase: str

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpickpt.parallel.line import TAG_EXCHANGE, Line, keep_forever
 from mpickpt.parallel.roll_call import Patience
-from mpickpt.parallel.waiting import Steps
+from mpickpt.parallel.waiting import Pause, Steps
 
 MOST_NBYTES = 1 << 30
 # A rank may have begun the next exchange while another still ends this one.
@@ -29,14 +29,14 @@ def exchange_messages(
     exchange = _Exchange(line, outgoing)
     completed = False
     try:
-        longest_s: float | None = 0.0
+        pause: Pause = 0.0
         while not exchange.is_over():
             if exchange.moved:
                 patience.progressed()
-                longest_s = 0.0
+                pause = 0.0
             patience.check()
-            yield longest_s
-            longest_s = None
+            yield pause
+            pause = None
         completed = True
     finally:
         if not completed:

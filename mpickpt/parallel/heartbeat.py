@@ -6,12 +6,9 @@ from typing import Any
 
 from mpickpt.parallel.local_work import BUSY, FAILED, LocalWork
 from mpickpt.parallel.roll_call import Patience
-from mpickpt.parallel.waiting import Steps
+from mpickpt.parallel.waiting import Nap, Steps
 
-SHORTEST_NAP_S = 1e-3
-LONGEST_NAP_S = 20e-3
-# The end of long work is noticed this much later, for which naps cost it little.
-NAP_PER_WORK = 0.005
+LONGEST_NAP_S = 0.1  # deadlines and Ctrl-C are looked at as often
 
 
 def beat(
@@ -54,5 +51,4 @@ def _wait(local: LocalWork[Any], beat_s: float, patience: Patience) -> Steps[Non
         patience.check()
         # The others wait for this rank, not this rank for them.
         patience.progressed()
-        nap_s = NAP_PER_WORK * local.seconds
-        yield min(max(nap_s, SHORTEST_NAP_S), LONGEST_NAP_S)
+        yield Nap(local.ended, min(LONGEST_NAP_S, max(end - time.monotonic(), 0.0)))

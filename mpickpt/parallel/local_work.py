@@ -47,8 +47,7 @@ class LocalWork(Generic[T]):
         self._moved = moved
         self._timeout_s = timeout_s
         self._cancelled_early = False
-        self._finished = threading.Event()
-        self._began_s = time.monotonic()
+        self.ended = threading.Event()
         self._last = (time.monotonic(), None if moved is None else moved())
         self._thread = threading.Thread(
             target=self._run, name="mpickpt-work", daemon=True
@@ -56,14 +55,9 @@ class LocalWork(Generic[T]):
         self._thread.start()
 
     @property
-    def seconds(self) -> float:
-        """How long ago the call was begun."""
-        return time.monotonic() - self._began_s
-
-    @property
     def finished(self) -> bool:
         """Whether the call has ended, or was found stuck."""
-        return self._finished.is_set() or self._is_stuck()
+        return self.ended.is_set() or self._is_stuck()
 
     @property
     def status(self) -> int:
@@ -91,7 +85,7 @@ class LocalWork(Generic[T]):
         except BaseException as failure:
             self.failure = failure
         finally:
-            self._finished.set()
+            self.ended.set()
 
     def _is_stuck(self) -> bool:
         if self.failure is not None or self._moved is None:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpickpt.parallel.line import TAG_TRANSFER, Line, keep_forever
-from mpickpt.parallel.waiting import Deadline, Steps
+from mpickpt.parallel.waiting import Deadline, Pause, Steps
 
 
 def complete(request: Any, deadline: Deadline, *buffers: Any) -> Steps[None]:
@@ -21,13 +21,13 @@ def complete(request: Any, deadline: Deadline, *buffers: Any) -> Steps[None]:
     *buffers
         What MPI reads or writes until then.
     """
-    longest_s: float | None = 0.0
+    pause: Pause = 0.0
     completed = False
     try:
         while not request.Test():
             deadline.check()
-            yield longest_s
-            longest_s = None
+            yield pause
+            pause = None
         completed = True
     finally:
         if not completed:

@@ -150,12 +150,12 @@ class PendingSave:
     def _steps_until_abandoned(self) -> Steps[SaveResult]:
         while not self._abandoned.is_set():
             try:
-                longest_s = next(self._steps)
+                pause = next(self._steps)
             except StopIteration as end:
                 result: SaveResult = end.value
                 return result
             try:
-                yield longest_s
+                yield pause
             except BaseException as interruption:
                 self._steps.throw(interruption)
                 raise
@@ -167,7 +167,7 @@ class PendingSave:
     def _go_on(self) -> bool:
         """Take one step; tell whether another one may follow at once."""
         try:
-            longest_s = next(self._steps)
+            pause = next(self._steps)
         except StopIteration as end:
             self._result = end.value
         except BaseException as failure:
@@ -175,7 +175,7 @@ class PendingSave:
             if not isinstance(failure, Exception):
                 raise
         else:
-            return longest_s == 0.0
+            return pause == 0.0
         return False
 
 

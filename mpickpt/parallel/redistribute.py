@@ -78,8 +78,8 @@ class Redistribution:
     def _beside(self, steps: Steps[Any]) -> Steps[Any]:
         try:
             while True:
-                longest_s = next(steps)
-                yield 0.0 if self._move() else longest_s
+                pause = next(steps)
+                yield 0.0 if self._move() else pause
         except StopIteration as end:
             return end.value
 

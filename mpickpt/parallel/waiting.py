@@ -6,15 +6,36 @@ a step at a time from `poll()`.
 """
 
 import os
+import threading
 import time
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-# What a step yields is the longest sleep, in seconds, before the next step: 0.0
-# begins the back-off anew, None leaves the sleep to it.
-Steps: TypeAlias = Generator[float | None, None, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Nap:
+    """A wait for this rank's own work, of which nobody else tells.
+
+    Attributes
+    ----------
+    ended : threading.Event
+        Set when the work ends, and the nap with it.
+    longest_s : float
+        Ends the nap in any case.
+    """
+
+    ended: threading.Event
+    longest_s: float
+
+
+# What a step yields is how to wait for the next step: 0.0 begins the back-off anew,
+# None goes on with it.
+Pause: TypeAlias = float | Nap | None
+Steps: TypeAlias = Generator[Pause, None, T]
 
 DEFAULT_TIMEOUT_S = 600.0  # how to choose another one: SaveOptions
 EAGER_TESTS = 40
@@ -42,13 +63,13 @@ class Pace:
         self._eager = EAGER_TESTS
         self._sleep_s = FIRST_SLEEP_S
 
-    def sleep(self, longest_s: float = LONGEST_SLEEP_S) -> None:
-        """Yield the core, or sleep for at most `longest_s`."""
+    def sleep(self) -> None:
+        """Yield the core, or sleep."""
         if self._eager > 0:
             self._eager -= 1
             os.sched_yield()
             return
-        time.sleep(min(self._sleep_s, longest_s))
+        time.sleep(self._sleep_s)
         self._sleep_s = min(self._sleep_s * SLEEP_GROWTH, LONGEST_SLEEP_S)
 
 
@@ -95,9 +116,9 @@ def run(steps: Steps[T]) -> T:
     pace = Pace()
     try:
         while True:
-            longest_s = next(steps)
+            pause = next(steps)
             try:
-                _pause(pace, longest_s)
+                _wait(pace, pause)
             except BaseException as interruption:
                 steps.throw(interruption)
                 raise
@@ -108,14 +129,13 @@ def run(steps: Steps[T]) -> T:
         steps.close()
 
 
-def _pause(pace: Pace, longest_s: float | None) -> None:
-    if longest_s is None:
-        pace.sleep()
-    elif longest_s == 0.0:
+def _wait(pace: Pace, pause: Pause) -> None:
+    if isinstance(pause, Nap):
+        pause.ended.wait(pause.longest_s)
+        return
+    if pause is not None:
         pace.restart()
-        pace.sleep()
-    else:
-        pace.sleep(longest_s)
+    pace.sleep()
 
 
 def resolve_timeout_s(timeout_s: float | None) -> float:

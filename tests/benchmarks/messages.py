@@ -22,7 +22,7 @@ RECEIPT_NBYTES = 96
 SECOND_DESCRIPTION_NBYTES = 24
 STATUS_NBYTES = 1
 LENGTH_NBYTES = 8
-ID_NBYTES = 32
+FIRST_NBYTES = 1024
 CALL_NBYTES = 32
 
 
@@ -67,12 +67,17 @@ class Traffic:
         return calls * ceil(log2(ranks)) if ranks > 1 else 0
 
 
-def steady_save(beats: int = 1, inode: int = 10**8) -> Traffic:
+def broadcast(nbytes: int) -> Counter[int]:
+    """Return the calls of a broadcast: its first KiB with its length, then the rest."""
+    rest = nbytes - (FIRST_NBYTES - LENGTH_NBYTES)
+    return Counter([FIRST_NBYTES, rest] if rest > 0 else [FIRST_NBYTES])
+
+
+def steady_save(beats: int = 1) -> Traffic:
     """Return the traffic of a save whose layout is that of the save before.
 
     Neither the number of arrays nor their bytes are in it. `beats`: heartbeats, one
-    and one more for each 2 s that the slowest rank writes. `inode`: of the directory,
-    of which rank 0 tells the others with the id of the save.
+    and one more for each 2 s that the slowest rank writes.
     """
     return Traffic(
         allgathers=Counter(
@@ -82,10 +87,8 @@ def steady_save(beats: int = 1, inode: int = 10**8) -> Traffic:
                 RECEIPT_NBYTES: 1,
             }
         ),
-        # The answers of rank 0 to prepare and to publish, each with its length.
-        bcasts=Counter(
-            {LENGTH_NBYTES: 2, 1 + ID_NBYTES + 1 + len(str(inode)): 1, 1: 1}
-        ),
+        # The answers of rank 0 to prepare and to publish.
+        bcasts=Counter({FIRST_NBYTES: 2}),
     )
 
 
@@ -131,7 +134,7 @@ def load_in_place(manifest_nbytes: int, beats: int = 1) -> Traffic:
     """Return the traffic of a load by as many ranks with the boxes that they saved."""
     return Traffic(
         allgathers=Counter({STATUS_NBYTES: 7 + beats, CALL_NBYTES: 1}),
-        bcasts=Counter({LENGTH_NBYTES: 1, 1 + manifest_nbytes: 1}),
+        bcasts=broadcast(1 + manifest_nbytes),
     )
 
 
@@ -145,8 +148,6 @@ def reshard_calls(manifest_nbytes: int, tree_nbytes: int, beats: int = 1) -> Tra
         allgathers=Counter(
             {STATUS_NBYTES: 13 + beats, CALL_NBYTES: 1, LENGTH_NBYTES: 1}
         ),
-        bcasts=Counter({LENGTH_NBYTES: 2})
-        + Counter([1 + manifest_nbytes])
-        + Counter([1 + tree_nbytes]),
+        bcasts=broadcast(1 + manifest_nbytes) + broadcast(1 + tree_nbytes),
         barriers=5,
     )
