@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from mpickpt.parallel.save import save_sharded
     from mpickpt.planning.interval import EveryMinutes, EverySteps, YoungDaly
     from mpickpt.planning.keep_rules import KeepBest, KeepEvery, KeepLast
+    from mpickpt.planning.stripe_layout import StripeComponent
+    from mpickpt.planning.striping_wish import ProgressiveStriping, Striping
     from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
     from mpickpt.storage.checkpoint_reader import open_checkpoint
@@ -70,6 +72,8 @@ _HOMES = {
     "mpickpt.parallel.save": ("save_sharded",),
     "mpickpt.planning.interval": ("EveryMinutes", "EverySteps", "YoungDaly"),
     "mpickpt.planning.keep_rules": ("KeepBest", "KeepEvery", "KeepLast"),
+    "mpickpt.planning.stripe_layout": ("StripeComponent",),
+    "mpickpt.planning.striping_wish": ("ProgressiveStriping", "Striping"),
     "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
     "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
     "mpickpt.storage.checkpoint_reader": ("open_checkpoint",),
@@ -99,6 +103,7 @@ __all__ = [
     "PendingSave",
     "PerRank",
     "Preemption",
+    "ProgressiveStriping",
     "ReplicaMismatchError",
     "Replicated",
     "Restored",
@@ -109,6 +114,8 @@ __all__ = [
     "Sharded",
     "StateTypeError",
     "StorageError",
+    "StripeComponent",
+    "Striping",
     "WorldSizeMismatchError",
     "YoungDaly",
     "checkpoints",

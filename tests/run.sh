@@ -24,6 +24,8 @@ install_tools() {
     command -v slurmctld >/dev/null || missing+=(slurm-wlm)
     command -v shellcheck >/dev/null || missing+=(shellcheck)
     command -v mkfs.xfs >/dev/null || missing+=(xfsprogs)
+    command -v mkfs.btrfs >/dev/null || missing+=(btrfs-progs)
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
     command -v mkfs.ext4 >/dev/null || missing+=(e2fsprogs)
     command -v fusermount3 >/dev/null || missing+=(fuse3)
     command -v ip >/dev/null || missing+=(iproute2)

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpickpt.parallel.waiting import resolve_timeout_s
-from mpickpt.storage.ring import MAX_BLOCK_NBYTES
-from mpickpt.storage.stream import DEFAULT_BLOCK_NBYTES
+from mpickpt.planning.blocks import MAX_BLOCK_NBYTES
+from mpickpt.planning.striping import (
+    ProgressiveStriping,
+    Striping,
+    parse_striping,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +25,17 @@ class SaveOptions:
     direct_io : {"auto", "on", "off"}
         Whether to go around the page cache. "auto": on local file systems. Default
         ``MPICKPT_DIRECT_IO``.
-    striping : {"site"}
-        Lustre striping; "site" leaves it as it is. Default ``MPICKPT_STRIPING``.
-    block_nbytes : int
-        Length of one write, in bytes; a multiple of 4096, at most 16 MiB.
+    striping : {"site", "auto", "pfl"}, Striping or ProgressiveStriping, optional
+        How shards go over the servers of a Lustre file system. "site" leaves it as it
+        is, and warns once where that is bad for one file per rank; "auto" goes by size
+        of the shards, ranks and servers; "pfl" is more stripes as a shard grows. Set on
+        the checkpoint's directory; where the site refuses, a warning says so and the
+        save goes on. Default ``MPICKPT_STRIPING``, as text such as
+        ``count=4,size=16MiB,pool=flash``, else "site".
+    block_nbytes : int, optional
+        Length of one write, in bytes; a multiple of 4096, at most 16 MiB. By default
+        what suits the file system: whole stripes or blocks, 4 MiB where nothing is
+        known.
     timeout_s : float
         Seconds that a wait for other ranks may last without progress. Default
         ``MPICKPT_TIMEOUT_S``, else 600; how to choose it: see Notes.
@@ -64,28 +75,18 @@ class SaveOptions:
 
     read_back: bool = False
     direct_io: str | None = None
-    striping: str | None = None
-    block_nbytes: int = DEFAULT_BLOCK_NBYTES
+    striping: str | Striping | ProgressiveStriping | None = None
+    block_nbytes: int | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         direct_io = self.direct_io or default_direct_io()
-        striping = self.striping or os.environ.get("MPICKPT_STRIPING", "site")
+        asked = self.striping or os.environ.get("MPICKPT_STRIPING") or "site"
         object.__setattr__(self, "direct_io", direct_io)
-        object.__setattr__(self, "striping", striping)
+        object.__setattr__(self, "striping", parse_striping(asked))
         _require_known(direct_io)
-        if striping != "site":
-            raise ValueError(
-                f"striping {striping!r} is not 'site', the only one of this version"
-            )
-        block_nbytes = self.block_nbytes
-        if not isinstance(block_nbytes, int):
-            raise TypeError(f"block_nbytes {block_nbytes!r} is not an int")
-        if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % 4096:
-            raise ValueError(
-                f"block_nbytes {block_nbytes} is not a positive multiple of 4096 up to "
-                f"{MAX_BLOCK_NBYTES}"
-            )
+        if self.block_nbytes is not None:
+            _require_block(self.block_nbytes)
         if self.timeout_s is not None:
             resolve_timeout_s(self.timeout_s)
 
@@ -123,6 +124,16 @@ def default_direct_io() -> str:
     direct_io = os.environ.get("MPICKPT_DIRECT_IO") or "auto"
     _require_known(direct_io)
     return direct_io
+
+
+def _require_block(block_nbytes: int) -> None:
+    if not isinstance(block_nbytes, int):
+        raise TypeError(f"block_nbytes {block_nbytes!r} is not an int")
+    if not 0 < block_nbytes <= MAX_BLOCK_NBYTES or block_nbytes % 4096:
+        raise ValueError(
+            f"block_nbytes {block_nbytes} is not a positive multiple of 4096 up to "
+            f"{MAX_BLOCK_NBYTES}"
+        )
 
 
 def _require_known(direct_io: str) -> None:

@@ -186,7 +186,7 @@ def _staged(save: Save, staging: Staging) -> Steps[Steps[SaveResult]]:
             lambda: staging.hold(drafted.draft), "stage"
         )
 
-    style = save.call.style
+    style = save.style
 
     def write(path: Path, cancelled: threading.Event) -> ShardDigest:
         yield_cpu()

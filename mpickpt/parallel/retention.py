@@ -12,7 +12,7 @@ from mpickpt.errors import StorageError
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.retention import KeepPolicy, plan_retention, plan_room
-from mpickpt.storage.filesystem import free_nbytes
+from mpickpt.storage.filesystem import file_system_of
 from mpickpt.storage.removal import (
     remove_checkpoint,
     remove_directory_if_empty,
@@ -21,6 +21,7 @@ from mpickpt.storage.removal import (
 )
 from mpickpt.storage.run_directory import RunDirectory
 from mpickpt.storage.run_entry import retention_candidates
+from mpickpt.storage.space import space_of
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,11 @@ class Retention:
             Bytes of the arrays to come. What files hold besides is known from the last
             checkpoint; a save that is refused for it would be refused for ever.
         """
-        free = free_nbytes(self._run.path)
-        if self._keep is None or free >= 2 * nbytes + _PLENTY_NBYTES:
+        if self._keep is None:
+            return
+        run = self._run.path
+        free = space_of(run, file_system_of(run)).room_nbytes
+        if free is None or free >= 2 * nbytes + _PLENTY_NBYTES:
             return
         entries = {entry.step: entry for entry in self._run.candidates()}
         likely = max([nbytes, *(entry.nbytes for entry in list(entries.values())[-1:])])

@@ -106,6 +106,6 @@ def save_at_once(save: Save) -> Steps[SaveResult]:
     drafted = yield from save.drafted()
 
     def write(path: Path, cancelled: Event) -> ShardDigest:
-        return write_shard_file(path, drafted.draft, save.call.style, cancelled)
+        return write_shard_file(path, drafted.draft, save.style, cancelled)
 
     return (yield from save.published(drafted, write))

@@ -14,7 +14,6 @@ from mpickpt.format.naming import parse_step_directory
 from mpickpt.parallel.communicators import Conversations, conversations_of
 from mpickpt.parallel.launcher import check_launcher
 from mpickpt.parallel.options import SaveOptions
-from mpickpt.storage.checkpoint_writer import WriteStyle
 
 
 def _let_pass() -> None:
@@ -128,15 +127,6 @@ class SaveCall:
         is_step = parse_step_directory(self.directory.name) is not None
         claims = self.directory.parent if is_step else self.directory
         check_launcher(self.comm, claims)
-
-    @property
-    def style(self) -> WriteStyle:
-        """How the shards are written."""
-        return WriteStyle(
-            block_nbytes=self.options.block_nbytes,
-            direct_io=self.options.direct_io or "auto",
-            read_back=self.options.read_back,
-        )
 
 
 def _require_json(name: str, value: Any) -> None:

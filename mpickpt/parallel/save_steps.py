@@ -20,7 +20,7 @@ from mpickpt.format.naming import TMP_SUFFIX, shard_path
 from mpickpt.format.records import LayoutRecord, ShardManifest
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import Description, SaveMemory, describe
-from mpickpt.parallel.drafting import Drafted, draft, n_sharded_elements
+from mpickpt.parallel.drafting import Drafted, draft
 from mpickpt.parallel.options import SaveResult
 from mpickpt.parallel.receipts import (
     Receipt,
@@ -32,13 +32,21 @@ from mpickpt.parallel.receipts import (
 )
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.parallel.waiting import Steps
+from mpickpt.planning.striping import parse_striping
 from mpickpt.storage.checkpoint_writer import (
+    WriteStyle,
     publish_checkpoint,
     write_layout_file,
     write_receipts_file,
 )
 from mpickpt.storage.commit import discard
-from mpickpt.storage.room import enter_room, make_room, remove_if_empty
+from mpickpt.storage.room import (
+    Demand,
+    Room,
+    enter_room,
+    make_room,
+    remove_if_empty,
+)
 from mpickpt.storage.shard_draft import ShardDraft
 from mpickpt.storage.shard_image import hdf5_version
 from mpickpt.storage.stream import ShardDigest
@@ -69,7 +77,7 @@ class Save:
         self.call = call
         self.seconds: dict[str, float] = {}
         self.checkpoint_id = ""
-        self.inode = 0
+        self.room: Room | None = None
         self.layout: LayoutRecord | None = None
         self.may_be_published = False
 
@@ -79,9 +87,7 @@ class Save:
             description = yield from self.describe()
             yield from self.prepare(description)
             made = yield from self.draft(description)
-        return Drafted(
-            description=description, draft=made, numel=n_sharded_elements(description)
-        )
+        return Drafted(description=description, draft=made)
 
     def published(self, drafted: Drafted, write: WriteShard) -> Steps[SaveResult]:
         """Do the second half: write, agree, publish.
@@ -120,23 +126,28 @@ class Save:
 
     def prepare(self, description: Description) -> Steps[None]:
         """Rank 0 makes the directories and looks for room."""
-        nbytes = description.nbytes
+        demand = Demand(
+            world_size=self.talk.size,
+            nbytes=description.nbytes,
+            overwrite=self.call.overwrite,
+            block_nbytes=self.call.options.block_nbytes,
+            direct_io=self.call.options.direct_io or "auto",
+            striping=parse_striping(self.call.options.striping),
+        )
 
         def make() -> bytes:
             room = make_room(
                 self.call.directory,
-                world_size=self.talk.size,
-                nbytes=nbytes,
-                overwrite=self.call.overwrite,
+                demand,
                 claim=self.call.check_launcher,
                 make_space=self.call.make_space,
             )
-            return f"{room.save_id} {room.inode}".encode()
+            return room.encode()
 
         with self.timed("prepare"):
             answer = yield from self.talk.on_root(make, "prepare")
-        self.checkpoint_id, inode = answer.decode().split()
-        self.inode = int(inode)
+        self.room = Room.decode(answer)
+        self.checkpoint_id = self.room.save_id
 
     def draft(self, description: Description) -> Steps[ShardDraft]:
         """Every rank lays out its shard."""
@@ -151,15 +162,14 @@ class Save:
     def write(self, drafted: Drafted, write: WriteShard) -> Steps[ShardDigest]:
         """Every rank writes its shard and makes it durable."""
         document = drafted.description.resolved.layout_document
+        room, style = self.agreed_room, self.style
 
         def write_files(cancelled: Event) -> ShardDigest:
-            enter_room(self.own_shard, self.call.directory, self.inode)
+            enter_room(self.own_shard, self.call.directory, room.inode)
             digest = write(self.own_shard, cancelled)
             self.seconds["write"] = time.monotonic() - start
             if document is not None:
-                self.layout = write_layout_file(
-                    self.call.directory, document, self.call.style
-                )
+                self.layout = write_layout_file(self.call.directory, document, style)
             return digest
 
         start = time.monotonic()
@@ -173,7 +183,7 @@ class Save:
             self.talk.rank,
             digest,
             drafted.draft.layout.image,
-            numel=drafted.numel,
+            numel=drafted.description.resolved.n_sharded_elements,
             stage_s=self.seconds.get("stage", 0.0),
             write_s=self.seconds["write"],
         )
@@ -249,6 +259,21 @@ class Save:
             slowest.rank,
             slowest.write_s,
             self.call.directory,
+        )
+
+    @property
+    def agreed_room(self) -> Room:
+        """Where and how all ranks write; known once the save is prepared."""
+        assert self.room is not None
+        return self.room
+
+    @property
+    def style(self) -> WriteStyle:
+        """How the shards are written."""
+        return WriteStyle(
+            block_nbytes=self.agreed_room.block_nbytes,
+            direct=self.agreed_room.direct,
+            read_back=self.call.options.read_back,
         )
 
     @property

@@ -21,7 +21,6 @@ from mpickpt.storage.commit import (
     publish_manifest,
     storage_errors,
 )
-from mpickpt.storage.filesystem import wants_direct
 from mpickpt.storage.second_look import SecondLook
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_image import build_image
@@ -36,10 +35,20 @@ from mpickpt.storage.stream import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStyle:
-    """How shards are written: block length in bytes, direct I/O, reading back."""
+    """How shards are written, alike on all ranks.
+
+    Attributes
+    ----------
+    block_nbytes : int
+        Length of one write, in bytes.
+    direct : bool
+        Whether to go around the page cache, where the file system can.
+    read_back : bool
+        Whether to read each file again and compare its digest.
+    """
 
     block_nbytes: int
-    direct_io: str
+    direct: bool
     read_back: bool
 
 
@@ -75,7 +84,7 @@ def write_staged_file(
         digest = staged.write(
             tmp,
             block_nbytes=style.block_nbytes,
-            direct=wants_direct(tmp.parent, style.direct_io),
+            direct=style.direct,
             cancelled=cancelled,
         )
         _read_back_if_asked(tmp, digest, style)
@@ -112,7 +121,7 @@ def _write(
         draft.index,
         draft.parts,
         block_nbytes=style.block_nbytes,
-        direct=wants_direct(tmp.parent, style.direct_io),
+        direct=style.direct,
         cancelled=cancelled,
     )
     _read_back_if_asked(tmp, digest, style)
@@ -173,5 +182,5 @@ def _read_back_if_asked(path: Path, digest: ShardDigest, style: WriteStyle) -> N
         spans=[(0, digest.nbytes)],
         check=WholeFileSha256(digest.sha256),
         deliver=lambda _offset, _view: None,
-        direct=wants_direct(path.parent, style.direct_io),
+        direct=style.direct,
     )

@@ -6,13 +6,12 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpickpt.planning.file_systems import FileSystem, kind_of
 from mpickpt.storage.commit import storage_errors
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
-# Local disks, where O_DIRECT saves a copy. On network file systems it also gives up
-# write-behind, and tmpfs has no disk to go to.
-_DIRECT_IO_TYPES = frozenset({"ext4", "xfs", "btrfs"})
+_STATFS_NBYTES = 512  # more than any struct statfs has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +24,36 @@ class Mount:
         Directory on which it is mounted.
     type : str
         As the kernel names it: "ext4", "xfs", "lustre", "nfs4", "fuse.glusterfs".
+    source : str
+        What is mounted: a device, "server:/export".
     """
 
     point: str
     type: str
+    source: str
+
+
+def file_system_of(path: Path) -> FileSystem:
+    """Return the file system of a path, or of its nearest existing parent.
+
+    Raises
+    ------
+    StorageError
+        If the file system does not answer.
+    """
+    with storage_errors("look at the file system of", path):
+        existing = _nearest_existing(path)
+        block_nbytes = os.stat(existing).st_blksize
+        magic = _magic_of(existing)
+    mount = mount_of(existing) or Mount(point="", type="", source="")
+    return FileSystem(
+        kind=kind_of(magic, mount.type),
+        type=mount.type,
+        magic=magic,
+        point=mount.point,
+        source=mount.source,
+        block_nbytes=block_nbytes,
+    )
 
 
 def mount_of(path: Path) -> Mount | None:
@@ -65,19 +90,15 @@ def find_mount(lines: list[str], path: str, device: str) -> Mount | None:
         if path == point or path.startswith(point.rstrip("/") + "/"):
             # The longest point wins; of several mounts on one point, the last.
             priority = (len(point), number == device, order)
-            found.append((priority, Mount(point=point, type=rest.split(" ")[0])))
+            kind, source, *_ = rest.split(" ")
+            mount = Mount(point=point, type=kind, source=_unescaped(source))
+            found.append((priority, mount))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def default_direct_io(path: Path) -> bool:
-    """Tell whether O_DIRECT is the better default for shards under `path`."""
-    mount = mount_of(path)
-    return mount is not None and mount.type in _DIRECT_IO_TYPES
-
-
-def wants_direct(path: Path, direct_io: str) -> bool:
+def wants_direct(file_system: FileSystem, direct_io: str) -> bool:
     """Tell whether to go around the page cache: "on", "off", or "auto"."""
-    return default_direct_io(path) if direct_io == "auto" else direct_io == "on"
+    return file_system.habits.direct_io if direct_io == "auto" else direct_io == "on"
 
 
 def free_nbytes(path: Path) -> int:
@@ -122,6 +143,19 @@ def _mode_of(path: Path, *, follow: bool) -> int | None:
             if error.errno in (errno.ELOOP, errno.ESTALE):
                 return None
             raise
+
+
+def _magic_of(path: Path) -> int:
+    """Return `f_type` of statfs(2), which `os.statvfs` leaves out."""
+    import ctypes  # takes some milliseconds, which most commands need not
+
+    statfs = ctypes.CDLL(None, use_errno=True).statfs
+    answer = ctypes.create_string_buffer(_STATFS_NBYTES)
+    if statfs(os.fsencode(path), answer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    # Its first field, of the length of a word (statfs(2)).
+    return ctypes.c_ulong.from_buffer(answer).value & 0xFFFFFFFF
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -12,12 +12,11 @@ from time import perf_counter, sleep
 from types import TracebackType
 from typing import Self
 
+from mpickpt.planning.blocks import MAX_BLOCK_NBYTES
 from mpickpt.storage.large_memory import allocate
 from mpickpt.storage.shard_file import DIRECT_ALIGNMENT
 
 Transfer = Callable[[memoryview, int], None]
-
-MAX_BLOCK_NBYTES = 16 << 20
 
 # A small ring stays in the last-level cache; measured, 32 MiB cost a tenth of the
 # speed.

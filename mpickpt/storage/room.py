@@ -4,12 +4,13 @@ The root makes them and looks for space; every rank enters them before it writes
 """
 
 import contextlib
-import errno
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpickpt.errors import (
     CheckpointError,
@@ -18,28 +19,96 @@ from mpickpt.errors import (
     StorageError,
 )
 from mpickpt.format.naming import parse_shard_name, shard_subdirectories
+from mpickpt.planning.blocks import block_nbytes_for, usual_block_nbytes
+from mpickpt.planning.striping import Wish
 from mpickpt.storage.catalog import read_manifest
 from mpickpt.storage.commit import make_directory, storage_errors
-from mpickpt.storage.filesystem import free_nbytes
+from mpickpt.storage.filesystem import file_system_of, wants_direct
 from mpickpt.storage.removal import own_files
 from mpickpt.storage.second_look import meet, outlast
+from mpickpt.storage.space import require_space
+from mpickpt.storage.striping import stripe, targets_of
 from mpickpt.storage.sweep import sweep
+
+_N_FILES_BESIDE_SHARDS = 3  # manifest, layout, receipts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Where a save writes: its id, and the inode number of the directory."""
+class Demand:
+    """What a save is going to write, and how it was asked to.
+
+    Attributes
+    ----------
+    world_size : int
+        Number of shards to come.
+    nbytes : int
+        Bytes to come, of all ranks.
+    overwrite : bool
+        Whether a published checkpoint may stand there already.
+    block_nbytes : int or None
+        Length of one write; None is what suits the file system.
+    direct_io : {"auto", "on", "off"}
+        Whether to go around the page cache.
+    striping : {"site", "auto"}, Striping or ProgressiveStriping
+        How shards go over the servers of Lustre.
+    """
+
+    world_size: int
+    nbytes: int
+    overwrite: bool
+    block_nbytes: int | None
+    direct_io: str
+    striping: Wish
+
+    @property
+    def shard_nbytes(self) -> int:
+        """Bytes of one shard, on average."""
+        return -(-self.nbytes // self.world_size)
+
+    @property
+    def n_files(self) -> int:
+        """Number of files and directories to come."""
+        return (
+            self.world_size
+            + len(shard_subdirectories(self.world_size))
+            + _N_FILES_BESIDE_SHARDS
+        )
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how all ranks of a save write, as the root has found it.
+
+    Attributes
+    ----------
+    save_id : str
+        Id of the save, 32 hex digits.
+    inode : int
+        Inode number of the directory, on the root's node.
+    block_nbytes : int
+        Length of one write, in bytes.
+    direct : bool
+        Whether to go around the page cache.
+    """
 
     save_id: str
     inode: int
+    block_nbytes: int
+    direct: bool
+
+    def encode(self) -> bytes:
+        """Return the message to the other ranks."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, message: bytes) -> "Room":
+        """Return the room that a message tells of."""
+        return msgspec.json.decode(message, type=cls)
 
 
 def make_room(
     directory: Path,
+    demand: Demand,
     *,
-    world_size: int,
-    nbytes: int,
-    overwrite: bool,
     claim: Callable[[], None],
     make_space: Callable[[int], None],
 ) -> Room:
@@ -49,12 +118,8 @@ def make_room(
     ----------
     directory : Path
         Of the checkpoint.
-    world_size : int
-        Number of shards to come.
-    nbytes : int
-        Bytes to come.
-    overwrite : bool
-        Whether a published checkpoint may stand there already.
+    demand : Demand
+        What is going to be written.
     claim : callable
         Called once the directory is there, before anything in it is removed; raises
         if others save there too.
@@ -64,7 +129,7 @@ def make_room(
     Raises
     ------
     CheckpointExistsError
-        A published checkpoint stands there and `overwrite` is false.
+        A published checkpoint stands there and the demand is not to overwrite it.
     StorageError
         The directory cannot be made, or the file system has no room.
 
@@ -77,15 +142,37 @@ def make_room(
         outlast(directory)
         make_directory(directory)
         claim()
-        _refuse_published(directory, overwrite=overwrite)
+        _refuse_published(directory, overwrite=demand.overwrite)
         sweep(directory)
-        for name in shard_subdirectories(world_size):
+        file_system = file_system_of(directory)
+        # Files and directories inherit a layout when they are made, and only then.
+        striped = stripe(
+            directory,
+            file_system,
+            demand.striping,
+            shard_nbytes=demand.shard_nbytes,
+            n_ranks=demand.world_size,
+        )
+        for name in shard_subdirectories(demand.world_size):
             make_directory(directory / name)
-        make_space(nbytes)
-        _require_room(directory, nbytes)
-        return Room(save_id=_new_id(directory), inode=_inode_of(directory))
+        make_space(demand.nbytes)
+        require_space(
+            directory,
+            file_system,
+            nbytes=demand.nbytes,
+            n_files=demand.n_files,
+            osts=targets_of(directory, file_system, striped),
+        )
+        usual_nbytes = usual_block_nbytes(demand.shard_nbytes)
+        return Room(
+            save_id=_new_id(directory),
+            inode=_inode_of(directory),
+            block_nbytes=demand.block_nbytes
+            or block_nbytes_for(file_system, striped.layout, usual_nbytes),
+            direct=wants_direct(file_system, demand.direct_io),
+        )
     except BaseException:
-        remove_if_empty(directory, world_size)
+        remove_if_empty(directory, demand.world_size)
         raise
 
 
@@ -131,17 +218,6 @@ def _refuse_published(directory: Path, *, overwrite: bool) -> None:
 def _inode_of(directory: Path) -> int:
     with storage_errors("look at", directory):
         return os.stat(directory).st_ino
-
-
-def _require_room(directory: Path, nbytes: int) -> None:
-    free = free_nbytes(directory)
-    if free < nbytes:
-        raise StorageError(
-            f"{directory}: the checkpoint needs {nbytes} bytes, the file system has "
-            f"{free} free; remove older checkpoints or save elsewhere",
-            errno=errno.ENOSPC,
-            path=str(directory),
-        )
 
 
 def _new_id(directory: Path) -> str:

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from mpickpt.format.digest import BlockCrc, crc32, crc32_hex
+from mpickpt.planning.blocks import DEFAULT_BLOCK_NBYTES
 from mpickpt.storage.checks import (
     BlockCrc32,
     Check,
@@ -26,6 +27,7 @@ from mpickpt.storage.outflow import CHUNK_NBYTES, Outflow, stop_if
 from mpickpt.storage.regions import (
     Array,
     bytes_after_table,
+    joined,
     pieces_of,
     regions_before_table,
 )
@@ -53,8 +55,6 @@ __all__ = [
 ]
 
 Deliver = Callable[[int, memoryview], None]
-
-DEFAULT_BLOCK_NBYTES = 4 << 20
 
 _IN_FLIGHT = 3
 
@@ -135,7 +135,8 @@ def write_shard(
     with new_shard_file(path, nbytes=image.nbytes, direct=direct) as file:
         with ring_of(file.write_at, block_nbytes, _IN_FLIGHT) as ring:
             outflow = Outflow(file, ring, block_nbytes, cancelled)
-            for offset, content in regions_before_table(image, index, parts):
+            regions = regions_before_table(image, index, parts)
+            for offset, content in joined(regions):
                 outflow.pad_to(offset)
                 for piece in pieces_of(content):
                     outflow.take(piece)

@@ -6,10 +6,11 @@ import pytest
 
 from mpickpt.storage.filesystem import (
     Mount,
-    default_direct_io,
+    file_system_of,
     find_mount,
     free_nbytes,
     mount_of,
+    wants_direct,
 )
 
 MOUNTINFO = [
@@ -40,16 +41,20 @@ def test_find_mount_takes_the_nearest_mount_of_the_device(path, device, kind):
 def test_find_mount_undoes_escapes():
     found = find_mount(MOUNTINFO, "/scratch/my run", "0:31")
 
-    assert found == Mount(point="/scratch/my run", type="tmpfs")
+    assert found == Mount(point="/scratch/my run", type="tmpfs", source="tmpfs")
 
 
 def test_memory_file_systems_have_no_direct_io():
     assert mount_of(Path("/proc/self")).type == "proc"
-    assert not default_direct_io(Path("/proc/self"))
+    proc = file_system_of(Path("/proc/self"))
+    assert proc.kind == "proc"
+    assert not wants_direct(proc, "auto")
+    assert wants_direct(proc, "on")
 
 
 def test_a_path_that_is_still_to_be_made_is_on_the_disk_of_its_parent(tmp_path):
     later = tmp_path / "run" / "step"
 
     assert mount_of(later) == mount_of(tmp_path)
+    assert file_system_of(later) == file_system_of(tmp_path)
     assert free_nbytes(later) > 0

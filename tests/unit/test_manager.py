@@ -328,12 +328,26 @@ def test_rubbish_of_a_crash_while_removing_is_swept_by_the_next_start(run):
     assert not (run / "step-0000000001").exists()
 
 
+def pretend_room(monkeypatch, room_nbytes):
+    monkeypatch.setattr(
+        retention,
+        "space_of",
+        lambda *_: SimpleNamespace(room_nbytes=room_nbytes()),
+    )
+
+
+def test_where_nobody_counts_space_nothing_goes_for_it(run, monkeypatch):
+    pretend_room(monkeypatch, lambda: None)
+
+    train_on_ranks(run, steps=4, when=EACH, keep=9)
+
+    assert steps_of(run) == [1, 2, 3]
+
+
 def test_oldest_go_first_when_the_next_save_does_not_fit(run, monkeypatch):
     train_on_ranks(run, steps=5, when=EACH, keep=9)
     monkeypatch.setattr(retention, "_BESIDE_SHARDS_NBYTES", 0)
-    monkeypatch.setattr(
-        retention, "free_nbytes", lambda _: 0 if len(steps_of(run)) >= 5 else 1 << 40
-    )
+    pretend_room(monkeypatch, lambda: 0 if len(steps_of(run)) >= 5 else 1 << 40)
 
     train_on_ranks(run, steps=8, when=EACH, keep=9)
 
@@ -347,11 +361,7 @@ def test_what_files_hold_besides_arrays_counts_when_room_is_made(run, monkeypatc
     rows = 12 * SIZE * 2 * 8
     assert nbytes > 2 * rows
     monkeypatch.setattr(retention, "_BESIDE_SHARDS_NBYTES", 0)
-    monkeypatch.setattr(
-        retention,
-        "free_nbytes",
-        lambda _: 2 * rows if len(steps_of(run)) >= 4 else 1 << 40,
-    )
+    pretend_room(monkeypatch, lambda: 2 * rows if len(steps_of(run)) >= 4 else 1 << 40)
 
     train_on_ranks(run, steps=6, when=EACH, keep=9)
 
