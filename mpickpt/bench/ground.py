@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from mpickpt.bench.ranks import Ranks
@@ -44,26 +44,50 @@ def working_directory(ranks: Ranks, parent: Path, needed: int) -> Iterator[Path]
     -----
     Collective. Also removed when rank 0 is killed: a process of its own sees to it.
     """
+    with ExitStack() as stack:
 
-    def make() -> Path:
-        _require_room(parent, needed + _SLACK_NBYTES)
-        try:
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent.resolve()))
-        except OSError as error:
-            raise UsageError(f"cannot measure in {parent}: {error.strerror}") from error
+        def make() -> Path:
+            _require_room(parent, needed + _SLACK_NBYTES)
+            try:
+                return stack.enter_context(own_directory(parent, _PREFIX))
+            except OSError as error:
+                reason = error.strerror
+                raise UsageError(f"cannot measure in {parent}: {reason}") from error
 
-    path = ranks.from_root(make)
-    watcher = _watcher(path) if ranks.rank == 0 else None
+        yield ranks.from_root(make)
+        ranks.barrier()
+
+
+@contextmanager
+def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """Make a directory with a name of its own; remove it with all that is in it.
+
+    Parameters
+    ----------
+    parent : Path
+        An existing directory.
+    prefix : str
+        What its name begins with.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+
+    Notes
+    -----
+    Also removed when this process is killed: one of its own sees to it.
+    """
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent.resolve()))
+    watcher = _watcher(path)
     try:
         yield path
-        ranks.barrier()
     finally:
-        if watcher is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            # It leaves the directory to whoever dies before all ranks are done.
-            if not path.exists():
-                watcher.kill()
-                watcher.wait()
+        shutil.rmtree(path, ignore_errors=True)
+        # It leaves the directory to whoever dies before all ranks are done.
+        if not path.exists():
+            watcher.kill()
+            watcher.wait()
 
 
 def require_memory(ranks: Ranks, needed: int) -> None:

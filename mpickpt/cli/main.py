@@ -26,10 +26,14 @@ _COMMANDS = {
     "set-metric": "say by what a checkpoint is measured",
     "halt": "ask a run to save once more and stop",
     "plan": "say what the checkpoints of a job will cost, and how often to save",
+    "doctor": "say what a directory is like as a place for checkpoints",
     "bench": "measure speed and memory under mpiexec, against what the machine can do",
 }
-# A room of its own, which talks MPI.
-_HOMES = {"bench": "mpickpt.bench.command"}
+# Rooms of their own, which talk MPI.
+_HOMES = {
+    "bench": "mpickpt.bench.command",
+    "doctor": "mpickpt.doctor.command",
+}
 _EPILOG = """\
 exit status:
   0  all is well                    3  damaged; for diff: different
@@ -75,7 +79,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpickpt",
         description="Look at checkpoints and tidy up: no MPI, no HDF5 library, but for "
-        "bench.",
+        "doctor and bench.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

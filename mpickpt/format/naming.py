@@ -7,6 +7,7 @@ itself begin with "%" and a lower-case letter, which no escaped text does.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 MANIFEST_NAME = "manifest.json"
 TMP_SUFFIX = ".tmp"
@@ -34,9 +35,14 @@ _STEP = "step-([0-9]{10}|[1-9][0-9]{10,18})"
 _RANK = "([0-9]{5}|[1-9][0-9]{5,17})"
 _STEP_DIRECTORY = re.compile(_STEP)
 _REJECTED_DIRECTORY = re.compile(rf"{_STEP}\.rejected-{_ID8}")
-_SHARD = re.compile(rf"rank{_RANK}-{_ID8}\.h5({re.escape(TMP_SUFFIX)})?")
+# A save has one temporary for each shard; of several copiers each has one of its own.
+_SHARD = re.compile(
+    rf"rank{_RANK}-{_ID8}\.h5((?:\.[0-9a-f]{{8}})?{re.escape(TMP_SUFFIX)})?"
+)
 _RECEIPTS = re.compile(rf"receipts-{_ID8}\.json")
 _LAYOUT = re.compile(r"layout-([0-9a-f]{16})\.h5")
+_MARK = re.compile("mark-([0-9a-f]{32})")
+_COPY_MARK = re.compile(rf"copying-{_ID8}\.json")
 _SUBDIRECTORY = re.compile("ranks([0-9]{5}|[1-9][0-9]{5,14})")
 _LEASE = re.compile(r"([0-9]{10}|[1-9][0-9]{10,})\.json")
 _TEMPORARY = re.compile(rf"(.+)\.{_ID8}{re.escape(TMP_SUFFIX)}")
@@ -158,16 +164,42 @@ def parse_layout_name(name: str) -> str | None:
     return match[1] if match else None
 
 
+def mark_name(save_id: str) -> str:
+    """Return the name of the file that tells a directory from all others."""
+    return f"mark-{save_id}"
+
+
+def parse_mark_name(name: str) -> str | None:
+    """Return the id of a name that `mark_name` builds, else None."""
+    match = _MARK.fullmatch(name)
+    return match[1] if match else None
+
+
+def copy_mark_name(save_id: str) -> str:
+    """Return the name of the file that stands where a checkpoint is copied to."""
+    return f"copying-{save_id[:8]}.json"
+
+
+def parse_copy_mark_name(name: str) -> str | None:
+    """Return the id of a name that `copy_mark_name` builds, else None."""
+    match = _COPY_MARK.fullmatch(name)
+    return match[1] if match else None
+
+
 def is_own_file(name: str) -> bool:
-    """Tell whether a file in a checkpoint's directory is one that a save may leave.
+    """Tell whether a file in a checkpoint's directory is one that we may leave there.
+
+    A save may, or a copy.
 
     Its manifest is not among them: what a manifest refers to is no rubbish.
     """
-    stem = name.removesuffix(TMP_SUFFIX)
+    stem = parse_temporary_name(name) or name.removesuffix(TMP_SUFFIX)
     parsers = (parse_layout_name, parse_receipts_name)
     return (
-        name == MANIFEST_TMP_NAME
+        (stem == MANIFEST_NAME and stem != name)
         or parse_shard_name(name) is not None
+        or parse_mark_name(name) is not None
+        or parse_copy_mark_name(name) is not None
         or any(parse(stem) is not None for parse in parsers)
     )
 
@@ -214,6 +246,12 @@ def parse_temporary_name(name: str) -> str | None:
     return match[1] if match else None
 
 
+def parse_temporary_token(name: str) -> str | None:
+    """Return the token of a `temporary_name`, by which its writer is known."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[2] if match else None
+
+
 def piece_name(number: int) -> str:
     """Return the name of one box's dataset where a rank holds several of an array."""
     return f"%piece{number}"
@@ -236,6 +274,8 @@ def key_of(path: Path) -> str:
     return "/".join(map(escape_component, path)) if path else _ROOT
 
 
+# The same components come back at every save of a run.
+@lru_cache(maxsize=1 << 16)
 def escape_component(component: str | int) -> str:
     """Return one component of a key; see `key_of`."""
     if isinstance(component, int):

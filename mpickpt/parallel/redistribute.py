@@ -15,7 +15,7 @@ import numpy as np
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.parcels import LARGEST_PARCEL, Parcels, boxes_in
-from mpickpt.parallel.waiting import Steps
+from mpickpt.parallel.waiting import Nap, Steps
 
 PHASE = "redistribute"
 
@@ -79,7 +79,9 @@ class Redistribution:
         try:
             while True:
                 pause = next(steps)
-                yield 0.0 if self._move() else pause
+                moved = self._move()
+                # A nap until this rank's own work ends would keep the others waiting.
+                yield 0.0 if moved else None if isinstance(pause, Nap) else pause
         except StopIteration as end:
             return end.value
 

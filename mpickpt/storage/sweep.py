@@ -20,6 +20,7 @@ from mpickpt.format.naming import (
     REJECTIONS_DIRECTORY,
     TMP_SUFFIX,
     parse_control_name,
+    parse_mark_name,
     parse_receipts_name,
     parse_shard_name,
     receipts_name,
@@ -168,4 +169,5 @@ def _id_of(name: str) -> str | None:
     shard = parse_shard_name(name)
     if shard is not None:
         return shard.id8
-    return parse_receipts_name(name.removesuffix(TMP_SUFFIX))
+    marked = parse_mark_name(name)
+    return marked[:8] if marked else parse_receipts_name(name.removesuffix(TMP_SUFFIX))
