@@ -62,6 +62,8 @@ class SaveMemory:
     n_saves: int | None = None
     shard: ShardLayout | None = None
     shard_made_for: tuple[Any, ...] | None = None
+    known_shared: bool = False
+    told_permissions: bool = False
 
 
 _MOST_STREAMS = 4

@@ -50,6 +50,8 @@ class Fetch:
         verified by CRC-32.
     tag : int
         Of this load alone.
+    turn_s : float
+        How long this rank waits before it opens shards.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Fetch:
         verify: str,
         partial: bool,
         tag: int,
+        turn_s: float = 0.0,
     ) -> None:
         self.talk = talk
         self.readers = readers
         self.verify = "crc32" if partial and verify == "sha256" else verify
         self.partial = partial
         self.tag = tag
+        self.turn_s = turn_s
         self.stored = list(stored_boxes(readers))
         self.items = [
             (want, number)
@@ -241,6 +245,7 @@ class Fetch:
     def read(self, parcels: Parcels, cancelled: Event) -> None:
         """Read this rank's shards, each once; runs in a thread of its own."""
         parcels.cancelled = cancelled
+        cancelled.wait(self.turn_s)
         for reader in self.readers:
             delivery = Delivery(self.placed[reader.record.rank])
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,9 @@ from mpickpt.parallel.fetch import Fetch
 from mpickpt.parallel.load_call import LoadCall, load_call
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.match import Matched, Matching, MatchOptions
+from mpickpt.parallel.nodes import explain_missing
 from mpickpt.parallel.saved_ranks import SavedRanks
+from mpickpt.parallel.turns import turn_to_open_s
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.planning.flatten import FlatState, flatten
 from mpickpt.planning.live import live_state
@@ -163,6 +166,9 @@ class Load:
                 now = yield from self.receive_manifest()
                 last = attempt + 1 == _MOST_ATTEMPTS
                 if last or now.checkpoint_id == manifest.checkpoint_id:
+                    yield from explain_missing(
+                        self.talk, self.call.directory, now.checkpoint_id, error
+                    )
                     raise
         raise AssertionError("unreachable")
 
@@ -176,7 +182,7 @@ class Load:
             self.call.directory, manifest, lambda tree: renamed(tree, self.call.rename)
         )
         own = self.own_shards(manifest)
-        yield from self.talk.agree(
+        turn_s = yield from self.talk.agree(
             lambda: self.read_indexes(manifest, ranks, own), "read indexes"
         )
         matched = yield from self.match(manifest, template, ranks, own)
@@ -189,6 +195,7 @@ class Load:
             verify=self.call.verify,
             partial=self.call.only is not None,
             tag=self.tag,
+            turn_s=turn_s,
         )
         yield from fetch.steps(in_place=matched.in_place)
         return (yield from self.talk.agree(matched.build, "rebuild"))
@@ -230,17 +237,21 @@ class Load:
 
     def read_indexes(
         self, manifest: ShardManifest, ranks: SavedRanks, own: Sequence[int]
-    ) -> None:
+    ) -> float:
         """Read what tells where arrays lie; rank 0 also verifies the layout file.
 
         That one is not needed here, but a checkpoint of which a file is damaged or
-        missing is not whole, and a load of all of it shall not pass over that.
+        missing is not whole, and a load of all of it shall not pass over that. Returns
+        how long this rank has waited for its turn to open files.
         """
+        turn_s = turn_to_open_s(self.talk, self.call.directory)
+        time.sleep(turn_s)
         for rank in own:
             ranks.require_listed(rank)
         whole = self.call.only is None and self.call.verify != "none"
         if self.talk.rank == 0 and manifest.layout is not None and whole:
             verify_layout(self.call.directory, manifest.layout)
+        return turn_s
 
     def require_world_size(self, manifest: ShardManifest) -> None:
         """Raise unless the ranks that saved are as many as is asked for."""

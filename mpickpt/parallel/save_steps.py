@@ -21,6 +21,7 @@ from mpickpt.format.records import LayoutRecord, ShardManifest
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import Description, SaveMemory, describe
 from mpickpt.parallel.drafting import Drafted, draft
+from mpickpt.parallel.nodes import require_one_directory
 from mpickpt.parallel.options import SaveResult
 from mpickpt.parallel.receipts import (
     Receipt,
@@ -31,6 +32,7 @@ from mpickpt.parallel.receipts import (
     shard_records,
 )
 from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.turns import turn_to_create_s
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.striping import parse_striping
 from mpickpt.storage.checkpoint_writer import (
@@ -40,6 +42,7 @@ from mpickpt.storage.checkpoint_writer import (
     write_receipts_file,
 )
 from mpickpt.storage.commit import discard
+from mpickpt.storage.permissions import permission_notes
 from mpickpt.storage.room import (
     Demand,
     Room,
@@ -133,6 +136,7 @@ class Save:
             block_nbytes=self.call.options.block_nbytes,
             direct_io=self.call.options.direct_io or "auto",
             striping=parse_striping(self.call.options.striping),
+            known_shared=self.memory.known_shared,
         )
 
         def make() -> bytes:
@@ -146,8 +150,13 @@ class Save:
 
         with self.timed("prepare"):
             answer = yield from self.talk.on_root(make, "prepare")
-        self.room = Room.decode(answer)
-        self.checkpoint_id = self.room.save_id
+            self.room = Room.decode(answer)
+            self.checkpoint_id = self.room.save_id
+            if not self.room.known_shared:
+                yield from require_one_directory(
+                    self.talk, self.call.directory, self.checkpoint_id
+                )
+        self.memory.known_shared = True
 
     def draft(self, description: Description) -> Steps[ShardDraft]:
         """Every rank lays out its shard."""
@@ -163,8 +172,10 @@ class Save:
         """Every rank writes its shard and makes it durable."""
         document = drafted.description.resolved.layout_document
         room, style = self.agreed_room, self.style
+        turn_s = turn_to_create_s(self.talk, room.creates_per_s)
 
         def write_files(cancelled: Event) -> ShardDigest:
+            cancelled.wait(turn_s)
             enter_room(self.own_shard, self.call.directory, room.inode)
             digest = write(self.own_shard, cancelled)
             self.seconds["write"] = time.monotonic() - start
@@ -207,6 +218,7 @@ class Save:
             if self.call.overwrite:
                 with contextlib.suppress(StorageError):
                     sweep(self.call.directory)
+            self.warn_of_permissions()
             return b""
 
         with self.timed("publish"):
@@ -260,6 +272,14 @@ class Save:
             slowest.write_s,
             self.call.directory,
         )
+
+    def warn_of_permissions(self) -> None:
+        """Say once on rank 0 if others may read the run, but not what was saved."""
+        if not self.memory.told_permissions:
+            self.memory.told_permissions = True
+            made = (self.call.directory, self.own_shard)
+            for note in permission_notes(self.call.directory.parent, made):
+                log.warning("%s", note)
 
     @property
     def agreed_room(self) -> Room:

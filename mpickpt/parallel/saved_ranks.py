@@ -92,7 +92,25 @@ class SavedRanks:
         answer = yield from talk.on_root(lambda: _joined(gathered or ()), PHASE)
         tree, unequal = msgspec.msgpack.decode(answer, type=tuple[bytes, list[str]])
         self._unequal = set(unequal)
+        yield from self.share_first(talk)
         return unpack_tree(tree)
+
+    def share_first(self, talk: Conversation) -> Steps[None]:
+        """Give all ranks the index of saved rank 0, which rank 0 reads.
+
+        Values that were equal on all saved ranks are taken from there: else every rank
+        would open that one shard.
+        """
+
+        def read() -> bytes:
+            text = self.reader(0).index_text()
+            self.reader(0).take_index(text)
+            return text
+
+        text = yield from talk.on_root(read, PHASE)
+        if talk.rank:
+            self.reader(0).take_index(text)
+        self.tree(0)
 
     def packed_part(self, own: Sequence[int]) -> bytes:
         """Return the union of some saved trees, and the digests of per-rank values."""

@@ -51,6 +51,8 @@ class Demand:
         Whether to go around the page cache.
     striping : {"site", "auto"}, Striping or ProgressiveStriping
         How shards go over the servers of Lustre.
+    known_shared : bool
+        Whether all nodes are known to see what lies in the run directory.
     """
 
     world_size: int
@@ -59,6 +61,7 @@ class Demand:
     block_nbytes: int | None
     direct_io: str
     striping: Wish
+    known_shared: bool = False
 
     @property
     def shard_nbytes(self) -> int:
@@ -88,12 +91,18 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         Length of one write, in bytes.
     direct : bool
         Whether to go around the page cache.
+    known_shared : bool
+        As in the demand: what the root knows counts.
+    creates_per_s : float or None
+        How many files the ranks together should create each second.
     """
 
     save_id: str
     inode: int
     block_nbytes: int
     direct: bool
+    known_shared: bool
+    creates_per_s: float | None
 
     def encode(self) -> bytes:
         """Return the message to the other ranks."""
@@ -170,6 +179,8 @@ def make_room(
             block_nbytes=demand.block_nbytes
             or block_nbytes_for(file_system, striped.layout, usual_nbytes),
             direct=wants_direct(file_system, demand.direct_io),
+            known_shared=demand.known_shared,
+            creates_per_s=file_system.habits.creates_per_s,
         )
     except BaseException:
         remove_if_empty(directory, demand.world_size)

@@ -27,10 +27,10 @@ from mpickpt.format.digest import (
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.index import IndexArray, ShardIndex, parse_index
 from mpickpt.format.records import ShardRecord
+from mpickpt.storage.checks import corrupt_shard
 from mpickpt.storage.commit import storage_errors
 from mpickpt.storage.second_look import is_gone
 from mpickpt.storage.shard_file import ShardFile, open_shard_file
-from mpickpt.storage.stream import read_verified
 
 # No index of a real state comes near; a hostile one must not fill the memory. The
 # table of a shard of a petabyte has this length.
@@ -114,10 +114,19 @@ class ShardReader:
     @cached_property
     def index(self) -> ShardIndex:
         """The index, verified by the manifest."""
+        return self._parsed(self.index_text())
+
+    def index_text(self) -> bytes:
+        """Return the bytes of the index, read anew and verified by the manifest."""
         offset, nbytes, crc = self.record.index
         self._require_moderate("index", nbytes, MAX_INDEX_NBYTES)
-        self.require_size()
-        text = read_verified(self.path, offset, nbytes, crc)
+        return self._range(offset, nbytes, crc)
+
+    def take_index(self, text: bytes) -> None:
+        """Use an index that another process has read, rather than open the shard."""
+        self.index = self._parsed(text)
+
+    def _parsed(self, text: bytes) -> ShardIndex:
         index = parse_index(text, nbytes=self.record.nbytes, where=str(self.path))
         if (index.rank, index.world_size) != (self.record.rank, self._world_size):
             raise ManifestError(
@@ -144,7 +153,7 @@ class ShardReader:
                 f"{TABLE_ITEM_NBYTES} for each of {count} blocks"
             )
         self._require_moderate("table", nbytes, _MAX_TABLE_NBYTES)
-        content = read_verified(self.path, offset, nbytes, self.record.crc32)
+        content = self._range(offset, nbytes, self.record.crc32)
         return struct.unpack(f"<{count}I", content)
 
     def require_size(self) -> None:
@@ -241,6 +250,17 @@ class ShardReader:
             raise self.corrupt_block(number, actual)
         self._blocks.put(self.path, number, block)
         return block
+
+    def _range(self, offset: int, nbytes: int, expected: str) -> bytes:
+        """Return a range of the file, verified; opened once, for a server counts."""
+        content = bytearray(nbytes)
+        with self.open() as file:
+            file.read_at(memoryview(content), offset)
+        actual = crc32_hex(crc32(content))
+        if actual != expected:
+            where = f"bytes {offset} to {offset + nbytes}"
+            raise corrupt_shard(self.path, where, expected, actual)
+        return bytes(content)
 
     def _require_moderate(self, what: str, nbytes: int, most: int) -> None:
         if nbytes > most:

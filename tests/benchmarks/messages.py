@@ -138,7 +138,9 @@ def load_in_place(manifest_nbytes: int, beats: int = 1) -> Traffic:
     )
 
 
-def reshard_calls(manifest_nbytes: int, tree_nbytes: int, beats: int = 1) -> Traffic:
+def reshard_calls(
+    manifest_nbytes: int, tree_nbytes: int, index_nbytes: int, beats: int = 1
+) -> Traffic:
     """Return the collectives of a load by another number of ranks.
 
     Point to point there go besides: each rank's tree to rank 0; what is stored and
@@ -148,6 +150,8 @@ def reshard_calls(manifest_nbytes: int, tree_nbytes: int, beats: int = 1) -> Tra
         allgathers=Counter(
             {STATUS_NBYTES: 13 + beats, CALL_NBYTES: 1, LENGTH_NBYTES: 1}
         ),
-        bcasts=broadcast(1 + manifest_nbytes) + broadcast(1 + tree_nbytes),
+        bcasts=broadcast(1 + manifest_nbytes)
+        + broadcast(1 + tree_nbytes)
+        + broadcast(1 + index_nbytes),
         barriers=5,
     )
