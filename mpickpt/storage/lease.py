@@ -15,17 +15,18 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from mpickpt.errors import LeaseHeldError, StorageError
 from mpickpt.format.naming import LEASE_DIRECTORY, lease_name
 from mpickpt.storage.catalog import PathLike
 from mpickpt.storage.commit import (
+    close_file,
+    create_file,
     discard,
     storage_errors,
     sync_directory,
-    write_new_file,
+    sync_file,
 )
 from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease_file import Claim, generations, newest_claim
@@ -36,6 +37,7 @@ __all__ = ["JobIdentity", "Lease", "is_written_by_another"]
 log = logging.getLogger(__name__)
 
 BEATS = 3
+LOOKS_PER_BEAT = 4
 _LONGEST_BEAT_S = 60.0
 
 
@@ -98,7 +100,7 @@ class Lease:
         Not collective. Returns at once where the lease is free, where the holder is
         an earlier start of the same job, or a process of this host that is gone.
         Else it watches the holder for three beats, and takes over from one that is
-        still.
+        still. A holder that is only slow is told by `require` that it lost the lease.
         """
         run_path = Path(run_dir)
         identity = identity or JobIdentity.current()
@@ -159,34 +161,43 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.release()
 
     def _take(self) -> bool:
         try:
-            write_new_file(self._path, self._text("held"))
+            descriptor = create_file(self._path)
         except StorageError as error:
             if error.errno == errno.EEXIST:
                 return False
             raise
         try:
+            self._write_first(descriptor)
             # A taker that slept may have won a number that was used up meanwhile.
             if generations(self.run_dir)[-1:] != [self.generation]:
-                discard(self._path)
+                self._leave()
                 return False
             for older in generations(self.run_dir)[:-1]:
                 discard(self._path.with_name(lease_name(older)))
             sync_directory(self._path.parent)
         except BaseException:
-            discard(self._path)  # else it would pass for a holder's that lives
+            self._leave()  # else it would pass for a holder's that lives
             raise
-        self._thread.start()
         return True
+
+    def _write_first(self, descriptor: int) -> None:
+        try:
+            with storage_errors("write", self._path):
+                os.write(descriptor, self._text("held"))
+            # A busy server takes many beats to sync: others must see this one live.
+            self._thread.start()
+            sync_file(descriptor, self._path)
+        finally:
+            close_file(descriptor, self._path)
+
+    def _leave(self) -> None:
+        self._ended.set()
+        discard(self._path)
 
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_s):
@@ -258,9 +269,9 @@ def _is_alive(claim: Claim, identity: JobIdentity, beat_s: float) -> bool:
         ):
             return False
         beat_s = max(beat_s, min(holder.beat_s, _LONGEST_BEAT_S))
-    end = time.monotonic() + BEATS * beat_s
-    while time.monotonic() < end:
-        time.sleep(beat_s / 4)
+    # Looks count, not seconds: where machine or server stand still, they do for both.
+    for _ in range(BEATS * LOOKS_PER_BEAT):
+        time.sleep(beat_s / LOOKS_PER_BEAT)
         if content_of(claim.path) != claim.content:
             return True
     return False

@@ -49,7 +49,9 @@ class Claim:
 
 def newest_claim(run_dir: Path) -> Claim | None:
     """Return the lease of a run that was taken last, None where none ever was."""
-    numbers = generations(run_dir)
+    # A server that lists bit by bit may miss both the newest and the one that it
+    # replaced just then: numbers would begin anew.
+    numbers = generations(run_dir) or generations(run_dir)
     if not numbers:
         return None
     path = run_dir / LEASE_DIRECTORY / lease_name(numbers[-1])

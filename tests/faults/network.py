@@ -21,6 +21,7 @@ from tests.faults import (
     network_saving,
     network_servers,
     network_stale,
+    network_unshared,
 )
 from tests.faults.matrix import COLUMNS, Case, Verdict
 from tests.faults.network_servers import Network
@@ -34,13 +35,21 @@ N_AT_ONCE = 2
 # Which rank dies, before it renames what.
 KILLED = ((1, "shard"), (0, "manifest"))
 KILLED_AT = {"shard": "*/rank*.h5.tmp", "manifest": "*/manifest.json.tmp"}
-# What names in the short part begin with. The servers of GlusterFS and MooseFS want
-# a quiet machine, and are for the whole.
+# What names in the short part begin with: over the real ones a checkpoint's life from
+# save to removal, over the stand-in what it alone shows.
 SHORT = {
+    "gluster": (
+        *("directly/async", "named_before/manager", "reshard/halved"),
+        *("removed/retention/node1", "resaved/node0", "killed/sync/rank1/shard"),
+    ),
+    "moose": (
+        *("directly/sync", "other_job/async/node1", "reshard/doubled"),
+        *("removed/prune/node0", "pins/node1", "killed/sync/rank0/manifest"),
+    ),
     "nfs_like": (
-        *("named_before/sync", "halt/node1", "pins/node0", "hidden/async"),
+        *("named_before/sync", "halt/node1", "hidden/async", "lease/race"),
         *("stale_open/once/manifest", "stale_read/once/shard"),
-        "stale_open/always/shard",
+        *("stale_open/always/shard", "unshared/save/sync", "unshared/load"),
     ),
 }
 PROGRAMS = Path("tests/faults/programs")
@@ -117,7 +126,7 @@ def _names(system: str) -> Iterator[tuple[str, bool]]:
     """Yield the names of the cases of a file system, and whether each is short."""
     modules = [network_saving, network_control, network_lease]
     if system == "nfs_like":
-        modules.append(network_stale)
+        modules += [network_stale, network_unshared]
     names = [name for module in modules for name, _, _ in module.plays()]
     names += [
         f"killed/{mode}/rank{rank}/{what}"

@@ -37,6 +37,8 @@ def plays() -> Iterator[tuple[str, int, Play]]:
         yield f"removed/{way}/node{writer}", writer, _with(remove, way)
     for order in ("alike", "turned"):
         yield f"reshard/{order}", 0, _with(reshard, order)
+    for way in ("halved", "doubled"):
+        yield f"reshard/{way}", 0, _with(resize, way)
 
 
 def _with(play: Callable[[Scene, str], None], how: str) -> Play:
@@ -161,6 +163,29 @@ def reshard(scene: Scene, order: str) -> None:
             same = np.array_equal(np.concatenate(weights), np.concatenate(expected))
             scene.require(same, "resharded weights differ", "silent")
     part.Free()
+
+
+def resize(scene: Scene, way: str) -> None:
+    """All ranks save and one of each node loads, or the other way round."""
+    size = scene.world.size
+    few = scene.world.Split(int(scene.world.rank >= size // 2), scene.world.rank)
+    saving, loading = (scene.world, few) if way == "halved" else (few, scene.world)
+    is_few = scene.world.rank < size // 2
+    if saving is scene.world or is_few:
+        with scene.expecting("save"):
+            scene.save("sync", STEP, saving)
+    scene.together()
+    if loading is scene.world or is_few:
+        with scene.expecting("load"):
+            path = step_path(scene.run, STEP)
+            tree = scene.load(path, loading, reshard=True, only=["model"])
+            weights = loading.allgather(tree["model"]["w"].data)
+            saved = [state_of(r, STEP, ROWS)["model"]["w"] for r in range(saving.size)]
+            expected = np.concatenate([one.data for one in saved])
+            same = np.array_equal(np.concatenate(weights), expected)
+            scene.require(same, "resharded weights differ", "silent")
+    scene.together()
+    few.Free()
 
 
 def look_for(scene: Scene, step: int) -> None:

@@ -45,6 +45,7 @@ _NODE = f"""
 set -e
 hostname "$0"
 mount --bind "$1" {BOOT_ID}
+mount -t tmpfs "disk-of-$0" "$2"
 {_HOLD}
 """
 
@@ -56,7 +57,7 @@ class Network:
     Attributes
     ----------
     shared : Path
-        Where every node sees it.
+        Where every node sees it. Beside it, in `own`, each has a disk of its own.
     nodes : tuple of int
         A process of each node, whose mounts and host name are the node's.
     """
@@ -173,9 +174,9 @@ def _network(
     serve: Callable[[Host], None],
     mount: Callable[[Host, int, Path], None],
 ) -> Iterator[Network]:
-    files, shared = folder / "servers", folder / "shared"
-    files.mkdir(parents=True)
-    shared.mkdir()
+    files, shared, own = folder / "servers", folder / "shared", folder / "own"
+    for made in (files, shared, own):
+        made.mkdir(parents=True)
     # The first process in the namespace of processes takes all others with it.
     tied = ["setpriv", "--pdeathsig", "KILL", "unshare", "--kill-child=KILL"]
     spaces = ["--mount", "--net", "--pid", "--fork"]
@@ -186,7 +187,8 @@ def _network(
         serve(host)
         with contextlib.ExitStack() as stack:
             nodes = tuple(
-                stack.enter_context(_node(host, number)) for number in range(N_NODES)
+                stack.enter_context(_node(host, number, own))
+                for number in range(N_NODES)
             )
             for pid in nodes:
                 mount(host, pid, shared)
@@ -194,12 +196,12 @@ def _network(
 
 
 @contextlib.contextmanager
-def _node(host: Host, number: int) -> Iterator[int]:
+def _node(host: Host, number: int, own: Path) -> Iterator[int]:
     boot_id = host.folder / f"boot_id{number}"
     boot_id.write_text(f"{uuid.uuid4()}\n")
     enter = ["nsenter", f"--target={host.pid}", "--net", "--pid"]
     spaces = ["unshare", "--mount", "--uts"]
-    script = ["sh", "-c", _NODE, f"node{number}", str(boot_id)]
+    script = ["sh", "-c", _NODE, f"node{number}", str(boot_id), str(own)]
     log = host.folder / f"node{number}.txt"
     with _held([*enter, *spaces, *script], log) as pid:
         yield pid

@@ -1,6 +1,7 @@
 """A run directory has one writer."""
 
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from mpickpt import LeaseHeldError, StorageError
 from mpickpt.storage import lease as lease_module
+from mpickpt.storage import lease_file
 from mpickpt.storage.job_identity import JobIdentity
 from mpickpt.storage.lease import Lease
 from mpickpt.storage.lease_file import generations, newest_claim
@@ -37,6 +39,15 @@ def go_silent(lease):
     """Let the holder die, as its machine would: without a word."""
     lease._ended.set()
     lease._thread.join()
+
+
+def still_holds(lease):
+    """Tell whether a process that took the lease has not lost it since."""
+    try:
+        lease.require()
+    except LeaseHeldError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -122,6 +133,81 @@ def test_clock_of_the_holder_does_not_matter(tmp_path):
             acquire(tmp_path, job("b"))
 
 
+def test_holder_is_not_taken_for_dead_while_the_server_stands_still(
+    tmp_path, monkeypatch
+):
+    held = acquire(tmp_path, job("a"))
+    go_silent(held)
+    looks = []
+
+    def look_late(path):
+        looks.append(path)
+        if len(looks) == 1:
+            time.sleep(4 * BEAT_S)
+            return path.read_bytes()
+        return path.read_bytes().replace(b'"beat": "0', b'"beat": "1')
+
+    monkeypatch.setattr(lease_module, "content_of", look_late)
+
+    with pytest.raises(LeaseHeldError, match="is written by job a"):
+        acquire(tmp_path, job("b"))
+
+    held.require()
+    assert len(looks) == 2
+
+
+def test_lease_beats_while_it_is_synced(tmp_path, monkeypatch):
+    synced = threading.Event()
+    sync_file = lease_module.sync_file
+
+    def sync_late(descriptor, path):
+        assert synced.wait(60)
+        sync_file(descriptor, path)
+
+    monkeypatch.setattr(lease_module, "sync_file", sync_late)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(acquire, tmp_path, job("a"))
+        while newest_claim(tmp_path) is None or newest_claim(tmp_path).record is None:
+            time.sleep(0.01)
+
+        with pytest.raises(LeaseHeldError, match="is written by job a"):
+            acquire(tmp_path, job("b"))
+
+        synced.set()
+        with first.result() as lease:
+            lease.require()
+
+
+def test_lease_that_cannot_be_synced_is_not_left_behind(tmp_path, monkeypatch):
+    def refuse(descriptor, path):
+        raise StorageError("no room", errno=errno.ENOSPC, path=str(path))
+
+    monkeypatch.setattr(lease_module, "sync_file", refuse)
+
+    with pytest.raises(StorageError, match="no room"):
+        acquire(tmp_path)
+
+    assert generations(tmp_path) == []
+
+
+def test_listing_that_misses_the_lease_that_is_replaced_is_made_again(
+    tmp_path, monkeypatch
+):
+    acquire(tmp_path, job("a")).release()
+    listing = lease_file.control_names_in
+    half_old = [[]]
+
+    def list_bit_by_bit(directory):
+        return half_old.pop() if half_old else listing(directory)
+
+    monkeypatch.setattr(lease_file, "control_names_in", list_bit_by_bit)
+
+    with acquire(tmp_path, job("b")) as lease:
+        lease.require()
+
+    assert lease.generation == 2
+
+
 def test_patient_taker_waits_for_a_release(tmp_path):
     first = acquire(tmp_path, job("a"))
     timer = threading.Timer(2 * BEAT_S, first.release)
@@ -188,10 +274,11 @@ def test_of_many_takers_one_wins(tmp_path):
     with ThreadPoolExecutor(6) as threads:
         results = list(threads.map(take, range(6)))
 
-    [winner] = [result for result in results if isinstance(result, Lease)]
-    winner.require()
+    # On a busy machine one can take over from another that did not come to beat.
+    leases = [result for result in results if isinstance(result, Lease)]
+    [winner] = [lease for lease in leases if still_holds(lease)]
     names = {error.job for error in results if isinstance(error, LeaseHeldError)}
-    assert names == {winner.identity.job}
+    assert names <= {lease.identity.job for lease in leases}
     winner.release()
 
 

@@ -180,7 +180,7 @@ def test_restore_of_a_directory_that_may_only_be_read_works(run, monkeypatch):
 
     flip(shard_of(run, 4))
     monkeypatch.setattr("mpickpt.storage.run_directory.replace_document", refuse)
-    monkeypatch.setattr("mpickpt.storage.lease.write_new_file", refuse)
+    monkeypatch.setattr("mpickpt.storage.lease.create_file", refuse)
 
     assert restored_step(run) == (3, [4])
     assert [entry.step for entry in mpickpt.checkpoints(run)] == [1, 2, 3, 4]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from mpickpt.parallel import pending, save, save_steps
+from mpickpt.parallel import ground, pending, save, save_steps
 from mpickpt.parallel.local_work import LocalWork
 from mpickpt.storage.lease import Lease
 from tests.crash.programs.outcomes import attempt
@@ -37,7 +37,7 @@ class Moments:
         self._tell(save, "write_shard_file", "write")
         self._tell(pending, "write_staged_file", "write")
         self._tell(save_steps.Save, "manifest", "publish")
-        self._tell(save_steps, "make_room", "prepared", after=True)
+        self._tell(ground, "make_room", "prepared", after=True)
 
     def at(self, moment: str | None, act: Callable[[], None] = lambda: None) -> None:
         """Act when the moment comes, every time; at no moment for None."""

@@ -20,11 +20,15 @@ from tests.faults import (  # noqa: E402
     network_lease,
     network_saving,
     network_stale,
+    network_unshared,
 )
 from tests.faults.network_scene import Scene  # noqa: E402
 
 COMM = MPI.COMM_WORLD
-MODULES = (network_saving, network_control, network_lease, network_stale)
+MODULES = (
+    *(network_saving, network_control, network_lease),
+    *(network_stale, network_unshared),
+)
 
 
 def main() -> None:

@@ -151,8 +151,13 @@ class NfsLike(fuse.Operations):
         os.close(fh)
 
     def create(self, path, mode, fi=None):
+        # The kernel has looked whether it is there, which is too early: of two clients
+        # that create a file for themselves alone, one must fail.
+        alone = os.O_EXCL & (fi or 0)
+        flags = os.O_CREAT | os.O_RDWR | os.O_TRUNC | alone
+        descriptor = os.open(self.place(path), flags, mode)
         self.forget(path, is_own=True)
-        return os.open(self.place(path), os.O_CREAT | os.O_RDWR | os.O_TRUNC, mode)
+        return descriptor
 
     def write(self, path, data, offset, fh):
         with self.memory:

@@ -30,7 +30,7 @@ from mpickpt import (
     save_sharded,
     step_path,
 )
-from mpickpt.parallel import save_steps
+from mpickpt.parallel import ground
 from tests.faults.programs.soak_faults import CALLS, die, die_later, die_while_pruning
 from tests.faults.programs.soak_faults import failing as failing_call
 from tests.faults.soak_plan import Start, rubbish_in
@@ -67,7 +67,7 @@ def complain(column: str, text: str) -> None:
 
 def keep_journal() -> None:
     """Note each step that was published, once that is over and done."""
-    publish = save_steps.publish_checkpoint
+    publish = ground.publish_checkpoint
 
     def publish_noted(directory: Path, manifest: Any) -> bytes:
         content = publish(directory, manifest)
@@ -75,7 +75,7 @@ def keep_journal() -> None:
         return content
 
     if COMM.rank == 0:
-        save_steps.publish_checkpoint = publish_noted
+        ground.publish_checkpoint = publish_noted
 
 
 def note(text: str) -> None:
