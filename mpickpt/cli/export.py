@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpickpt.cli.output import nbytes_text, print_line
+from mpickpt.cli.place_arguments import add_checkpoint_argument
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.storage.array_reader import StoredArray
 from mpickpt.storage.checkpoint_reader import Checkpoint, open_checkpoint
@@ -15,9 +16,7 @@ from mpickpt.storage.npy_file import new_npy_file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument(
-        "checkpoint", metavar="CKPT", type=Path, help="directory of a checkpoint"
-    )
+    add_checkpoint_argument(parser)
     parser.add_argument("key", metavar="KEY", help="key, as `mpickpt show` prints it")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, required=True, help="x.npy"

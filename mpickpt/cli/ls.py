@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from mpickpt.cli.output import (
@@ -14,10 +12,15 @@ from mpickpt.cli.output import (
     print_line,
     print_table,
 )
+from mpickpt.cli.place_arguments import add_run_argument
 from mpickpt.cli.status import NO_CHECKPOINT, WHOLE
-from mpickpt.storage.catalog import StepDirectory, step_directories
-from mpickpt.storage.removal import own_files
-from mpickpt.storage.run_directory import RejectedEntry, RunDirectory, RunEntry
+from mpickpt.format.records import ShardManifest
+from mpickpt.storage.contents import last_written_s
+from mpickpt.storage.copy_sweep import partial_copy
+from mpickpt.storage.places import Place, absolute, is_directory
+from mpickpt.storage.remote_run import run_at
+from mpickpt.storage.run_entry import RejectedEntry, Run, RunEntry
+from mpickpt.storage.step_directories import NamedStep, named_steps
 
 # How long nothing may have been written before a save counts as interrupted.
 _SAVING_S = 600
@@ -30,27 +33,27 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="run directory")
+    add_run_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one line for each directory of a step; no shard is opened for it."""
-    entries = _entries(RunDirectory(options.run_dir))
+    entries = _entries(run_at(options.run_dir))
     if options.json:
         print_json(entries)
     elif entries:
         print_table(_COLUMNS, [_row(entry) for entry in entries])
     else:
-        print_line(f"no checkpoints in {options.run_dir.absolute()}")
-    is_there = any(entry["state"] == "whole" for entry in entries)
-    return WHOLE if is_there else NO_CHECKPOINT
+        print_line(f"no checkpoints in {absolute(options.run_dir)}")
+    is_any_whole = any(entry["state"] == "whole" for entry in entries)
+    return WHOLE if is_any_whole else NO_CHECKPOINT
 
 
-def _entries(run_directory: RunDirectory) -> list[dict[str, Any]]:
-    published = _published(run_directory)
-    directories = step_directories(run_directory.path)
-    rejected = {entry.path: entry for entry in run_directory.rejected()}
+def _entries(listed: Run) -> list[dict[str, Any]]:
+    published = _published(listed)
+    directories = named_steps(listed.path)
+    rejected = {entry.path: entry for entry in listed.rejected()}
     entries = []
     for found in directories:
         entry = {
@@ -62,29 +65,30 @@ def _entries(run_directory: RunDirectory) -> list[dict[str, Any]]:
             "pinned": False,
             "metrics": {},
             "tier": "run",
+            "copied": None,
             "problem": None,
         }
         if found.path in rejected:
             entry |= _of_rejected(rejected[found.path])
         elif found.path in published:
             entry |= _of_published(published[found.path])
-        elif found.path.is_dir():
-            entry["state"] = _state_of_unpublished(found)
+        elif is_directory(found.path):
+            entry |= _of_unpublished(found)
         else:
             continue  # removed or renamed since it was listed
         entries.append(entry)
     return entries
 
 
-def _published(run_directory: RunDirectory) -> dict[Path, RunEntry]:
+def _published(listed: Run) -> dict[Place, RunEntry]:
     """Return the published checkpoints by path.
 
     What seems damaged is looked for again: it may have been replaced or removed since
     it was listed.
     """
-    published = {entry.path: entry for entry in run_directory.candidates()}
+    published = {entry.path: entry for entry in listed.candidates()}
     while doubtful := [e for e in published.values() if not e.is_whole]:
-        now = {entry.path: entry for entry in run_directory.candidates()}
+        now = {entry.path: entry for entry in listed.candidates()}
         changed = {
             entry.path: now.get(entry.path)
             for entry in doubtful
@@ -113,8 +117,19 @@ def _of_published(entry: RunEntry) -> dict[str, Any]:
         "world_size": None if manifest is None else manifest.world_size,
         "pinned": entry.is_pinned,
         "metrics": entry.metrics,
+        "tier": _tier_of(manifest),
         "problem": entry.problem,
     }
+
+
+def _tier_of(manifest: ShardManifest | None) -> str:
+    """Return the kind of tier that a manifest was copied to; "run" where it was saved.
+
+    Other programs may have written what is read here.
+    """
+    tier = manifest.extra.get("tier") if manifest is not None else None
+    kind = tier.get("kind") if isinstance(tier, dict) else None
+    return kind if isinstance(kind, str) else "run"
 
 
 def _of_rejected(entry: RejectedEntry) -> dict[str, Any]:
@@ -125,17 +140,13 @@ def _of_rejected(entry: RejectedEntry) -> dict[str, Any]:
     }
 
 
-def _state_of_unpublished(found: StepDirectory) -> str:
-    files = [found.path, *own_files(found.path)]
-    age_s = time.time() - max(map(_modified_at, files))
-    return "saving" if age_s < _SAVING_S else "unfinished"
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0  # removed or renamed since it was listed
+def _of_unpublished(found: NamedStep) -> dict[str, Any]:
+    copy = partial_copy(found.path)
+    written_s = last_written_s(found.path) if copy is None else copy.modified_s
+    state = "saving" if copy is None else "copying"
+    if time.time() - written_s >= _SAVING_S:
+        state = "unfinished"
+    return {"state": state, "copied": None if copy is None else copy.fraction}
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
@@ -145,12 +156,17 @@ def _row(entry: dict[str, Any]) -> list[str]:
         "-" if size is None else age_text(entry["created_at"]),
         "-" if size is None else nbytes_text(size),
         "-" if ranks is None else str(ranks),
-        entry["state"],
+        _state_text(entry),
         "yes" if entry["pinned"] else "-",
         _metrics_text(entry["metrics"]),
         entry["tier"],
-        Path(entry["path"]).name,
+        entry["path"].rpartition("/")[2],
     ]
+
+
+def _state_text(entry: dict[str, Any]) -> str:
+    copied = entry["copied"]
+    return entry["state"] if copied is None else f"{entry['state']} {copied:.0%}"
 
 
 def _metrics_text(metrics: dict[str, Any]) -> str:

@@ -19,6 +19,8 @@ _COMMANDS = {
     "verify": "verify a checkpoint, or all of a run, against the saved digests",
     "diff": "compare two checkpoints bit by bit; exit status 3 if they differ",
     "export": "write one array as a .npy file",
+    "cp": "copy a checkpoint to another directory or store, verified",
+    "flush": "copy the checkpoints of a run that another place does not have",
     "prune": "remove the checkpoints of a run that no rule keeps",
     "pin": "keep checkpoints whatever the rules say",
     "unpin": "let the rules decide about checkpoints again",
@@ -39,6 +41,7 @@ exit status:
   0  all is well                    3  damaged; for diff: different
   1  the command failed             4  there is no checkpoint
   2  wrong usage, unknown key       5  the file system refused: I/O, permission
+  6  flush: something is left to do
 """
 
 

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
+
+from mpickpt.storage.places import Place
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _AGES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -22,7 +23,12 @@ def print_line(text: str = "") -> None:
     sys.stdout.write(shown(text) + "\n")
 
 
-def print_path(path: Path) -> None:
+def print_warning(text: str) -> None:
+    """Print a line to standard error, which a person reads and no script."""
+    sys.stderr.write(f"mpickpt: warning: {shown(text)}\n")
+
+
+def print_path(path: Place) -> None:
     """Print a path that a script is going to use: nothing in it is escaped for it."""
     sys.stdout.write(f"{shown(str(path)) if is_terminal() else path}\n")
 

@@ -8,7 +8,13 @@ from operator import or_
 from typing import Any
 
 from mpickpt.cli.output import nbytes_text, print_json, print_line, print_table
-from mpickpt.cli.run_arguments import add_run_argument, count, existing_run
+from mpickpt.cli.run_arguments import (
+    NoLease,
+    add_run_argument,
+    count,
+    require_run,
+    writing_in,
+)
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.planning.retention import (
     KeepBest,
@@ -19,9 +25,9 @@ from mpickpt.planning.retention import (
     plan_retention,
 )
 from mpickpt.storage.lease import Lease
+from mpickpt.storage.remote_run import run_at
 from mpickpt.storage.removal import remove_checkpoint
-from mpickpt.storage.run_directory import RunDirectory, RunEntry
-from mpickpt.storage.run_entry import retention_candidates
+from mpickpt.storage.run_entry import Run, RunEntry, retention_candidates
 
 _COLUMNS = (">step", ">size", "verdict", "reason")
 
@@ -49,19 +55,20 @@ def run(options: argparse.Namespace) -> int:
     """Print a verdict for each checkpoint with its reason, then remove."""
     if not options.rules:
         raise UsageError("say what to keep: --keep-last, --keep-every or --keep-best")
-    run_directory = existing_run(options)
+    require_run(options.run_dir)
+    pruned = run_at(options.run_dir)
     keep = reduce(or_, options.rules)
     with contextlib.ExitStack() as stack:
         lease = None
         if not options.dry_run:
-            lease = stack.enter_context(Lease.acquire(options.run_dir))
-        entries = run_directory.candidates()
+            lease = stack.enter_context(writing_in(options.run_dir))
+        entries = pruned.candidates()
         verdicts = plan_retention(retention_candidates(entries), keep)
         rows = list(zip(entries, verdicts, strict=True))
         _print_plan(rows, json=options.json)
         removed = [entry for entry, verdict in rows if not verdict.keep]
         if lease is not None:
-            _remove(run_directory, removed, lease)
+            _remove(pruned, removed, lease)
     if not options.json:
         size = nbytes_text(sum(entry.nbytes for entry in removed))
         what = "would remove" if options.dry_run else "removed"
@@ -69,16 +76,14 @@ def run(options: argparse.Namespace) -> int:
     return WHOLE
 
 
-def _remove(
-    run_directory: RunDirectory, entries: Sequence[RunEntry], lease: Lease
-) -> None:
+def _remove(pruned: Run, entries: Sequence[RunEntry], lease: Lease | NoLease) -> None:
     for entry in entries:
         lease.require()
         if not remove_checkpoint(entry.path):
             print_line(
                 f"{entry.path} stays: it holds files that are not a checkpoint's"
             )
-        run_directory.forget(entry.step)
+        pruned.forget(entry.step)
 
 
 def _print_plan(rows: Sequence[tuple[RunEntry, Verdict]], *, json: bool) -> None:

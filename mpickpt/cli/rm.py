@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
-import os
-from pathlib import Path
 
 from mpickpt.cli.output import print_line
+from mpickpt.cli.place_arguments import place
+from mpickpt.cli.run_arguments import writing_in
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.errors import CheckpointNotFoundError
 from mpickpt.format.naming import (
@@ -13,10 +13,10 @@ from mpickpt.format.naming import (
     parse_rejected_directory,
     parse_step_directory,
 )
-from mpickpt.storage.lease import Lease
-from mpickpt.storage.removal import own_files, remove_checkpoint, remove_rejected
-from mpickpt.storage.run_directory import RunDirectory
-from mpickpt.storage.small_file import is_there
+from mpickpt.storage.contents import own_files
+from mpickpt.storage.places import Place, absolute, is_directory, is_there
+from mpickpt.storage.remote_run import run_at
+from mpickpt.storage.removal import remove_checkpoint, remove_rejected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         type=_absolute,
         nargs="+",
-        help="directory of a checkpoint, published or not, or of a rejected one",
+        help="checkpoint, a directory or URL; published or not, or a rejected one",
     )
     parser.add_argument(
         "--force", action="store_true", help="also pinned ones and the newest good one"
@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
     run_dirs = {path.parent for path in options.checkpoints if _is_of_a_run(path)}
     with contextlib.ExitStack() as stack:
         leases = {
-            run_dir: stack.enter_context(Lease.acquire(run_dir))
-            for run_dir in sorted(run_dirs)
+            run_dir: stack.enter_context(writing_in(run_dir))
+            for run_dir in sorted(run_dirs, key=str)
         }
         if not options.force:
             for run_dir in leases:
@@ -55,30 +55,30 @@ def run(options: argparse.Namespace) -> int:
     return WHOLE
 
 
-def _absolute(text: str) -> Path:
-    return Path(os.path.abspath(text))
+def _absolute(text: str) -> Place:
+    return absolute(place(text))
 
 
-def _require_checkpoint(path: Path) -> None:
+def _require_checkpoint(path: Place) -> None:
     is_published = is_there(path / MANIFEST_NAME)
-    is_left_over = _is_of_a_run(path) and path.is_dir()
+    is_left_over = _is_of_a_run(path) and is_directory(path)
     if not is_published and not own_files(path) and not is_left_over:
         raise CheckpointNotFoundError(f"no checkpoint at {path}, nor rest of one")
 
 
-def _is_of_a_run(path: Path) -> bool:
+def _is_of_a_run(path: Place) -> bool:
     return (
         parse_step_directory(path.name) is not None
         or parse_rejected_directory(path.name) is not None
     )
 
 
-def _require_removable(run_dir: Path, paths: list[Path]) -> None:
-    run_directory = RunDirectory(run_dir)
-    entries = run_directory.candidates()
+def _require_removable(run_dir: Place, paths: list[Place]) -> None:
+    affected = run_at(run_dir)
+    entries = affected.candidates()
     pinned = [
         *(entry.path for entry in entries if entry.is_pinned),
-        *(entry.path for entry in run_directory.rejected() if entry.is_pinned),
+        *(entry.path for entry in affected.rejected() if entry.is_pinned),
     ]
     for path in paths:
         if path in pinned:
@@ -91,13 +91,13 @@ def _require_removable(run_dir: Path, paths: list[Path]) -> None:
         )
 
 
-def _remove(path: Path) -> bool:
-    run_directory = RunDirectory(path.parent)
-    for entry in run_directory.rejected():
+def _remove(path: Place) -> bool:
+    affected = run_at(path.parent)
+    for entry in affected.rejected():
         if entry.path == path:
-            return remove_rejected(run_directory, entry)
+            return remove_rejected(affected, entry)
     is_gone = remove_checkpoint(path)
     step = parse_step_directory(path.name)
     if step is not None:
-        run_directory.forget(step)
+        affected.forget(step)
     return is_gone

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,10 +14,12 @@ from mpickpt.cli.output import (
     print_line,
     print_table,
 )
+from mpickpt.cli.place_arguments import add_checkpoint_argument
 from mpickpt.cli.status import WHOLE
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.records import ArrayRecord, ShardManifest
 from mpickpt.storage.catalog import read_manifest
+from mpickpt.storage.places import Place
 
 _ARRAY_COLUMNS = ("array", "kind", "dtype", "shape", ">size")
 _SHARD_COLUMNS = (">rank", ">size", "shard")
@@ -26,9 +27,7 @@ _SHARD_COLUMNS = (">rank", ">size", "shard")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument(
-        "checkpoint", metavar="CKPT", type=Path, help="directory of a checkpoint"
-    )
+    add_checkpoint_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -60,14 +59,14 @@ def array_nbytes(record: ArrayRecord) -> int | None:
         return None
 
 
-def _document(path: Path, manifest: ShardManifest) -> dict[str, Any]:
+def _document(path: Place, manifest: ShardManifest) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(manifest)
     extra = document.pop("extra")
     document |= {"path": str(path), "nbytes": manifest.nbytes}
     return dict(extra) | document
 
 
-def _print_summary(path: Path, manifest: ShardManifest) -> None:
+def _print_summary(path: Place, manifest: ShardManifest) -> None:
     ranks = f"{manifest.world_size} rank{'s' * (manifest.world_size > 1)}"
     writer = ", ".join(f"{name} {v}" for name, v in sorted(manifest.writer.items()))
     print_line(str(path))

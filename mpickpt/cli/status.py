@@ -17,6 +17,7 @@ DAMAGED = 3
 DIFFERENT = 3
 NO_CHECKPOINT = 4
 UNREADABLE = 5
+UNFINISHED = 6
 INTERRUPTED = 130
 # As a shell reports a command that a closed pipe killed.
 BROKEN_PIPE = 141

@@ -2,22 +2,25 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from mpickpt.cli.output import nbytes_text, print_json, print_line, progress_bar
+from mpickpt.cli.place_arguments import count, place
 from mpickpt.cli.status import DAMAGED, UNREADABLE, WHOLE, status_of
 from mpickpt.errors import CheckpointError, CheckpointNotFoundError
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.storage.catalog import checkpoints, read_manifest
-from mpickpt.storage.small_file import is_there
+from mpickpt.storage.places import Place, is_there
 from mpickpt.storage.verification import DamagedBlock, VerifyReport, verify_checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "path", metavar="CKPT|RUN", type=Path, help="checkpoint or run directory"
+        "path",
+        metavar="CKPT|RUN",
+        type=place,
+        help="checkpoint or run, a directory or URL",
     )
     parser.add_argument(
         "--fast",
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CRC-32 of every block alone, without the SHA-256 of every file",
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=_count, help="files read at the same time"
+        "--jobs", metavar="N", type=count, help="files read at the same time"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -44,14 +47,7 @@ def run(options: argparse.Namespace) -> int:
     return next((code for code in (DAMAGED, UNREADABLE) if code in found), WHOLE)
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError(text)
-    return count
-
-
-def _targets(path: Path) -> Iterator[Path]:
+def _targets(path: Place) -> Iterator[Place]:
     published = [] if is_there(path / MANIFEST_NAME) else checkpoints(path)
     if not published:
         read_manifest(path)  # says best what is wrong with the path, if anything is
@@ -60,7 +56,7 @@ def _targets(path: Path) -> Iterator[Path]:
         yield entry.path
 
 
-def _verdict(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _verdict(path: Place, options: argparse.Namespace) -> dict[str, Any]:
     try:
         total = read_manifest(path).nbytes
         with progress_bar(path.name, total) as progress:
@@ -76,7 +72,7 @@ def _verdict(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     return _described(report)
 
 
-def _refused(path: Path, problem: str, status: int) -> dict[str, Any]:
+def _refused(path: Place, problem: str, status: int) -> dict[str, Any]:
     return {
         "path": str(path),
         "step": None,

@@ -3,8 +3,7 @@
 Boxes are in the index space of one global array, lengths in elements.
 """
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from mpickpt.format.corners import corner_arrays
 from mpickpt.format.hyperslab import Hyperslab
+from mpickpt.planning.rank_loads import RankLoads
 from mpickpt.planning.tiling import first_wrong_corner
 
 Transfer = tuple[int, int, Hyperslab]
@@ -125,7 +125,13 @@ def uncovered(need: Corners, transfers: Transfers) -> tuple[int, ...] | None:
     return None
 
 
-def assign_shards(nbytes: Sequence[int], size: int) -> list[int]:
+def assign_shards(
+    nbytes: Sequence[int],
+    size: int,
+    *,
+    holders: Sequence[Collection[int]] | None = None,
+    node_of: Sequence[int] | None = None,
+) -> list[int]:
     """Return which rank reads each saved shard, so that all read about as much.
 
     Parameters
@@ -134,21 +140,29 @@ def assign_shards(nbytes: Sequence[int], size: int) -> list[int]:
         Length of each saved shard, in bytes, by saved rank.
     size : int
         Number of ranks that read.
+    holders : sequence of collection of int, optional
+        The nodes that have each shard on a disk of their own; by default all ranks
+        are as near to all shards.
+    node_of : sequence of int, optional
+        The node of each rank, where `holders` are given.
 
     Returns
     -------
     list of int
         Reading rank of each shard. In a world of the same size each rank reads its
-        own; else the largest shard left always goes to the rank with the least.
+        own; else the largest shard left always goes to the rank with the least, of
+        those on a node that has it.
     """
     if len(nbytes) == size:
         return list(range(size))
+    near = holders if holders is not None else [()] * len(nbytes)
+    loads = RankLoads(node_of if node_of is not None else [0] * size)
     readers = [0] * len(nbytes)
-    loads = [(0, rank) for rank in range(size)]
-    for shard in sorted(range(len(nbytes)), key=lambda i: (-nbytes[i], i)):
-        load, rank = loads[0]
-        readers[shard] = rank
-        heapq.heapreplace(loads, (load + nbytes[shard], rank))
+    # What only few can read at home goes first: the others can make up for it.
+    order = [(len(near[i]) or size, -nbytes[i], i) for i in range(len(nbytes))]
+    for _, _, shard in sorted(order):
+        rank = readers[shard] = loads.lightest(near[shard])
+        loads.add(rank, nbytes[shard])
     return readers
 
 

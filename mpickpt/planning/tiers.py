@@ -115,6 +115,29 @@ def parse_tiers(tiers: Sequence[Any]) -> tuple[Tier, ...]:
     return found
 
 
+def tiers_of_run(
+    run_dir: str | os.PathLike[str] | None,
+    keep: KeepPolicy | int | None,
+    tiers: Sequence[Any] | None,
+) -> tuple[Tier, ...]:
+    """Return the tiers of a run that was given as one directory, or as tiers.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `parse_tiers`; or both were given, or neither.
+    """
+    if tiers is None:
+        if run_dir is None:
+            raise TypeError("give a run directory, or tiers=[...]")
+        return (DirectoryTier(run_dir, keep=keep),)
+    if run_dir is not None:
+        raise TypeError("give a run directory or tiers=[...], not both")
+    if keep is not None:
+        raise TypeError("with tiers=[...] each tier has a keep=... of its own")
+    return parse_tiers(tiers)
+
+
 def rate_of(tier: DirectoryTier | ObjectTier) -> float | None:
     """Return the bytes a second that copies to a tier may take, None for no limit."""
     bandwidth = tier.bandwidth

@@ -1,7 +1,6 @@
 """Opens one checkpoint for reading on one process: no MPI, no HDF5 library."""
 
 import operator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,22 +14,23 @@ from mpickpt.format.tree import Node, SavedLeaf, VariesNode
 from mpickpt.planning.plain_values import is_by_rank, leaf_paths, plain_value
 from mpickpt.planning.tree_walk import leaves
 from mpickpt.storage.array_reader import Array, StoredArray
-from mpickpt.storage.catalog import PathLike
 from mpickpt.storage.fresh_state import FreshState
 from mpickpt.storage.per_rank_values import PerRankValues
+from mpickpt.storage.places import Place, PlaceLike
+from mpickpt.storage.remote_path import parse_place
 from mpickpt.storage.saved_state import SavedState
 from mpickpt.storage.selection import Selection
 
 Key = str | int | tuple[str | int, ...]
 
 
-def open_checkpoint(path: PathLike) -> "Checkpoint":
+def open_checkpoint(path: PlaceLike) -> "Checkpoint":
     """Open a checkpoint to look at its arrays and values.
 
     Parameters
     ----------
-    path : path-like
-        Directory of one checkpoint.
+    path : path-like or URL
+        Directory of one checkpoint, or its URL in a store.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def open_checkpoint(path: PathLike) -> "Checkpoint":
     ManifestError
         If its manifest is damaged.
     StorageError
-        If the file system refuses.
+        If the file system or the store refuses.
 
     Notes
     -----
@@ -57,7 +57,7 @@ def open_checkpoint(path: PathLike) -> "Checkpoint":
     ...     rows = ckpt["model", "w"][0:128, :]
     ...     generator_of_rank_3 = ckpt.per_rank("rng")[3]
     """
-    return Checkpoint(Path(path))
+    return Checkpoint(parse_place(path))
 
 
 class Checkpoint:
@@ -73,7 +73,7 @@ class Checkpoint:
     from then on is the new one; `manifest` tells.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         self._fresh = FreshState(path)
 

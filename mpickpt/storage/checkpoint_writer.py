@@ -11,15 +11,16 @@ from pathlib import Path
 from threading import Event
 
 from mpickpt.errors import IncompleteCheckpointError
+from mpickpt.format.local_tier import shards_here
 from mpickpt.format.manifest import dump_manifest
 from mpickpt.format.naming import TMP_SUFFIX, layout_name, receipts_name
 from mpickpt.format.records import LayoutRecord, ShardManifest
 from mpickpt.storage.catalog import missing_shards
-from mpickpt.storage.commit import (
-    discard,
-    publish,
+from mpickpt.storage.commit import discard, publish, storage_errors
+from mpickpt.storage.manifest_publishing import (
+    StagedManifest,
     publish_manifest,
-    storage_errors,
+    stage_manifest,
 )
 from mpickpt.storage.second_look import SecondLook
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
@@ -158,10 +159,17 @@ def publish_checkpoint(directory: Path, manifest: ShardManifest) -> bytes:
     return content
 
 
+def stage_checkpoint(directory: Path, manifest: ShardManifest) -> StagedManifest:
+    """Make the manifest ready; otherwise as `publish_checkpoint`."""
+    _require_shards(directory, manifest)
+    return stage_manifest(directory, dump_manifest(manifest))
+
+
 def _require_shards(directory: Path, manifest: ShardManifest) -> None:
     look: SecondLook | None = None
-    while missing := missing_shards(directory, manifest):
-        path = directory / missing[0]
+    here = {shard.path for shard in shards_here(manifest)}
+    while missing := here.intersection(missing_shards(directory, manifest)):
+        path = directory / min(missing)
         error = IncompleteCheckpointError(
             f"{path} is gone since it was written, with "
             f"{len(missing) - 1} others; do two programs save to this path at once?",

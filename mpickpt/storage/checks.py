@@ -15,6 +15,7 @@ from mpickpt.format.digest import (
     crc32_hex,
     shard_blocks,
 )
+from mpickpt.storage.remote_path import RemotePath
 
 Span = tuple[int, int]
 
@@ -32,7 +33,9 @@ class Verifier(Protocol):
 class Check(Protocol):
     """How the bytes of a file are verified."""
 
-    def begin(self, path: Path, nbytes: int, spans: Sequence[Span]) -> Verifier:
+    def begin(
+        self, path: Path | RemotePath, nbytes: int, spans: Sequence[Span]
+    ) -> Verifier:
         """Return the verifier of one reading; ValueError for spans it cannot verify."""
 
 
@@ -48,7 +51,9 @@ class WholeFileSha256:
 
     expected: str
 
-    def begin(self, path: Path, nbytes: int, spans: Sequence[Span]) -> Verifier:
+    def begin(
+        self, path: Path | RemotePath, nbytes: int, spans: Sequence[Span]
+    ) -> Verifier:
         """Return the verifier of one reading."""
         if list(spans) != [(0, nbytes)]:
             raise ValueError("SHA-256 verifies whole files only")
@@ -70,7 +75,9 @@ class BlockCrc32:
     table_offset: int
     table: bytes
 
-    def begin(self, path: Path, nbytes: int, spans: Sequence[Span]) -> Verifier:
+    def begin(
+        self, path: Path | RemotePath, nbytes: int, spans: Sequence[Span]
+    ) -> Verifier:
         """Return the verifier of one reading."""
         return _BlockVerifier(path, self, nbytes, spans)
 
@@ -79,13 +86,15 @@ class BlockCrc32:
 class NoCheck:
     """Verify nothing."""
 
-    def begin(self, path: Path, nbytes: int, spans: Sequence[Span]) -> Verifier:
+    def begin(
+        self, path: Path | RemotePath, nbytes: int, spans: Sequence[Span]
+    ) -> Verifier:
         """Return the verifier of one reading."""
         return _NoVerifier()
 
 
 class _Sha256Verifier:
-    def __init__(self, path: Path, expected: str) -> None:
+    def __init__(self, path: Path | RemotePath, expected: str) -> None:
         self._path = path
         self._expected = expected
         self._sha256 = hashlib.sha256()
@@ -101,7 +110,11 @@ class _Sha256Verifier:
 
 class _BlockVerifier:
     def __init__(
-        self, path: Path, check: BlockCrc32, nbytes: int, spans: Sequence[Span]
+        self,
+        path: Path | RemotePath,
+        check: BlockCrc32,
+        nbytes: int,
+        spans: Sequence[Span],
     ) -> None:
         self._path = path
         self._table = check.table
@@ -165,7 +178,7 @@ class _NoVerifier:
 
 
 def corrupt_shard(
-    path: Path, what: str, expected: str, actual: str
+    path: Path | RemotePath, what: str, expected: str, actual: str
 ) -> CorruptShardError:
     """Return the error that tells which part of a file is damaged."""
     return CorruptShardError(

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpickpt.errors import StorageError
-from mpickpt.format.naming import MANIFEST_NAME, MANIFEST_TMP_NAME
 from mpickpt.storage.second_look import SecondLook
 
 
@@ -168,40 +167,6 @@ def publish(tmp: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def publish_manifest(directory: Path, content: bytes) -> None:
-    """Publish a checkpoint: give its directory a manifest, durably.
-
-    Parameters
-    ----------
-    directory : Path
-        Holds the shards, all of them durable.
-    content : bytes
-        The manifest.
-
-    Raises
-    ------
-    StorageError
-        The checkpoint is not published and the manifest of before, if there was
-        one, is back; or, where the text says so, the outcome is unknown.
-
-    Notes
-    -----
-    The rename is the commit point. What fails after it is undone durably, since
-    the caller is going to report that the save failed.
-    """
-    final, tmp = directory / MANIFEST_NAME, directory / MANIFEST_TMP_NAME
-    before = _content_of(final)
-    sync_directory(directory)
-    discard(tmp)
-    write_new_file(tmp, content)
-    try:
-        publish(tmp, final)
-        sync_directory(directory.parent)
-    except StorageError as failure:
-        _withdraw_manifest(directory, content, before, failure)
-        raise
-
-
 def rename(source: Path, target: Path) -> None:
     """Rename a file or directory; durable after its directories were synced."""
     with storage_errors(f"rename to {target.name}", source):
@@ -227,37 +192,6 @@ def discard(path: Path) -> None:
     """Remove a temporary file as well as can be; the sweep takes what stays."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _withdraw_manifest(
-    directory: Path, content: bytes, before: bytes | None, failure: StorageError
-) -> None:
-    final, tmp = directory / MANIFEST_NAME, directory / MANIFEST_TMP_NAME
-    try:
-        discard(tmp)
-        if _content_of(final) != content:
-            return
-        if before is None:
-            unlink_durably(final)
-        else:
-            write_new_file(tmp, before)
-            publish(tmp, final)
-    except StorageError as error:
-        message = (
-            f"{failure.message}; taking it back failed too ({error.message}), "
-            f"so whether {directory} is published is unknown"
-        )
-        raise StorageError(
-            message, errno=failure.errno, path=failure.path, outcome="unknown"
-        ) from error
-
-
-def _content_of(path: Path) -> bytes | None:
-    with storage_errors("read", path):
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
 
 
 def _is_directory(path: Path) -> bool:

@@ -1,11 +1,11 @@
 """Reads a checkpoint that another save may replace, or retention delete, meanwhile."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from mpickpt.errors import CheckpointError, IncompleteCheckpointError, ManifestError
 from mpickpt.storage.catalog import read_manifest
+from mpickpt.storage.places import Place
 from mpickpt.storage.saved_state import SavedState
 from mpickpt.storage.shard_reader import is_vanished
 
@@ -19,11 +19,11 @@ class FreshState:
 
     Parameters
     ----------
-    path : Path
+    path : Path or RemotePath
         Directory of the checkpoint.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         self._state: SavedState | None = SavedState(path, read_manifest(path))
 

@@ -1,26 +1,25 @@
 """Reads the layout file of a checkpoint: which rank holds which box; verified."""
 
 import hashlib
-from pathlib import Path
 
 from mpickpt.errors import ManifestError
 from mpickpt.format.digest import BLOCK_NBYTES
 from mpickpt.format.layout_document import LayoutEntry, parse_layout_document
 from mpickpt.format.records import LayoutRecord
 from mpickpt.storage.checks import corrupt_shard
-from mpickpt.storage.shard_file import open_shard_file
+from mpickpt.storage.places import Place, open_to_read
 from mpickpt.storage.stream import read_verified
 
 # A writer leaves larger layouts out; a hostile one must not fill the memory.
 _MAX_NBYTES = 65 << 20
 
 
-def read_layout(directory: Path, record: LayoutRecord) -> dict[str, LayoutEntry]:
+def read_layout(directory: Place, record: LayoutRecord) -> dict[str, LayoutEntry]:
     """Return the entries of a layout file by key.
 
     Parameters
     ----------
-    directory : Path
+    directory : Path or RemotePath
         Directory of the checkpoint.
     record : LayoutRecord
         What the manifest says of the file.
@@ -40,7 +39,7 @@ def read_layout(directory: Path, record: LayoutRecord) -> dict[str, LayoutEntry]
     return {e.key: e for e in parse_layout_document(document, str(path))}
 
 
-def verify_layout(directory: Path, record: LayoutRecord) -> None:
+def verify_layout(directory: Place, record: LayoutRecord) -> None:
     """Raise unless a layout file is, to the last byte, as it was saved.
 
     Raises
@@ -49,7 +48,7 @@ def verify_layout(directory: Path, record: LayoutRecord) -> None:
         If it is not.
     """
     path, sha256 = directory / record.path, hashlib.sha256()
-    with open_shard_file(path, nbytes=record.nbytes, direct=False) as file:
+    with open_to_read(path, nbytes=record.nbytes) as file:
         view = memoryview(bytearray(min(BLOCK_NBYTES, record.nbytes)))
         for start in range(0, record.nbytes, BLOCK_NBYTES):
             block = view[: record.nbytes - start]

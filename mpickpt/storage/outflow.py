@@ -7,6 +7,7 @@ from time import perf_counter
 
 from mpickpt.errors import CheckpointError
 from mpickpt.format.digest import BlockCrc
+from mpickpt.storage.remote_path import RemotePath
 from mpickpt.storage.ring import Ring
 from mpickpt.storage.shard_file import DIRECT_ALIGNMENT, ShardFile
 
@@ -97,7 +98,7 @@ class Outflow:
         self._chunk_end = min(CHUNK_NBYTES, self._block_nbytes)
 
 
-def stop_if(cancelled: threading.Event | None, path: Path) -> None:
+def stop_if(cancelled: threading.Event | None, path: Path | RemotePath) -> None:
     """Raise CheckpointError when the event was set."""
     if cancelled is not None and cancelled.is_set():
         raise CheckpointError(f"{path}: cancelled, because another rank failed")

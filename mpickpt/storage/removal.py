@@ -1,4 +1,4 @@
-"""Removes checkpoints; one process, files only, no MPI.
+"""Removes checkpoints from directories and stores; one process, no MPI.
 
 The manifest goes first, durably: from then on no reader takes the rest for a
 checkpoint, and a crash leaves rubbish that the next sweep takes. Only files with names
@@ -8,51 +8,69 @@ of this library's own making are removed, so a directory that holds others stays
 import contextlib
 import errno
 import logging
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import overload
 
 from mpickpt.errors import StorageError
-from mpickpt.format.naming import (
-    MANIFEST_NAME,
-    is_own_file,
-    parse_shard_name,
-    parse_shard_subdirectory,
-)
-from mpickpt.storage.catalog import PathLike
+from mpickpt.format.naming import MANIFEST_NAME, parse_shard_subdirectory
 from mpickpt.storage.commit import storage_errors, unlink_durably
-from mpickpt.storage.filesystem import is_directory, is_symlink
-from mpickpt.storage.run_directory import RunDirectory
-from mpickpt.storage.run_entry import RejectedEntry
-from mpickpt.storage.small_file import is_there, names_in
+from mpickpt.storage.contents import own_files
+from mpickpt.storage.filesystem import is_symlink
+from mpickpt.storage.places import Place, PlaceLike, is_there
+from mpickpt.storage.remote_path import RemotePath, parse_place
+from mpickpt.storage.run_entry import RejectedEntry, Run
+from mpickpt.storage.small_file import names_in
+
+__all__ = [
+    "KEPT_REJECTED",
+    "own_files",
+    "remove_checkpoint",
+    "remove_directory_if_empty",
+    "remove_files",
+    "remove_old_rejected",
+    "remove_rejected",
+    "unpublish",
+]
 
 log = logging.getLogger(__name__)
 
 KEPT_REJECTED = 2
 
 
-def remove_checkpoint(directory: PathLike) -> bool:
+def remove_checkpoint(directory: PlaceLike) -> bool:
     """Remove a checkpoint, or what is left of one; tell whether its directory went.
 
     Parameters
     ----------
-    directory : path-like
+    directory : path-like or URL
         Of the checkpoint; a symbolic link is refused.
 
     Raises
     ------
     StorageError
-        If the file system refuses; the checkpoint may be unpublished by then.
+        If the file system or the store refuses; the checkpoint may be unpublished by
+        then.
 
     Notes
     -----
     Not collective. That it is not published any more is durable when this returns.
     """
-    path = Path(directory)
+    path = parse_place(directory)
     remove_files(unpublish(path))
     return remove_directory_if_empty(path)
 
 
-def unpublish(directory: Path) -> list[Path]:
+@overload
+def unpublish(directory: Path) -> list[Path]: ...
+
+
+@overload
+def unpublish(directory: RemotePath) -> list[RemotePath]: ...
+
+
+def unpublish(directory: Place) -> list[Path] | list[RemotePath]:
     """Take the manifest away and return the files that may be removed now.
 
     Raises
@@ -66,6 +84,10 @@ def unpublish(directory: Path) -> list[Path]:
     Not collective; the files may be shared out over ranks. Durable when it returns:
     the checkpoint is not published any more.
     """
+    if isinstance(directory, RemotePath):
+        stored = own_files(directory)
+        _remove_stored([directory / MANIFEST_NAME])
+        return stored
     if is_symlink(directory):
         raise StorageError(
             f"{directory} is a symbolic link: what it leads to is not removed; remove "
@@ -78,33 +100,42 @@ def unpublish(directory: Path) -> list[Path]:
     return files
 
 
-def remove_files(paths: Iterable[Path]) -> None:
-    """Remove files, those that are gone already included.
+def remove_files(paths: Iterable[Place]) -> None:
+    """Remove files of one file system or store, those that are gone already included.
 
     Raises
     ------
     StorageError
         For the first that could not be removed, after all were tried.
     """
-    failures = []
+    failures, stored = [], []
     for path in paths:
+        if isinstance(path, RemotePath):
+            stored.append(path)
+            continue
         try:
             with storage_errors("remove", path), contextlib.suppress(FileNotFoundError):
                 path.unlink()
         except StorageError as error:
             failures.append(error)
+    _remove_stored(stored)
     if failures:
         raise failures[0]
 
 
-def remove_directory_if_empty(directory: Path) -> bool:
+def remove_directory_if_empty(directory: Place) -> bool:
     """Remove a checkpoint's directories as far as they are empty.
+
+    A store has none; there, what unfinished uploads have sent is given up.
 
     Returns
     -------
     bool
         Whether it is gone. It stays where it holds files of others.
     """
+    if isinstance(directory, RemotePath):
+        directory.store.abort_leftovers()
+        return not is_there(directory)
     for name in names_in(directory):
         if parse_shard_subdirectory(name) is not None:
             with contextlib.suppress(OSError):
@@ -114,21 +145,7 @@ def remove_directory_if_empty(directory: Path) -> bool:
     return not is_there(directory)
 
 
-def own_files(directory: Path) -> list[Path]:
-    """Return the files in a checkpoint's directory that are this library's.
-
-    Written ones and those being written, the manifest excepted.
-    """
-    found = [directory / name for name in names_in(directory) if is_own_file(name)]
-    for name in names_in(directory):
-        inner = directory / name
-        is_shard_directory = parse_shard_subdirectory(name) is not None
-        if is_shard_directory and is_directory(inner) and not is_symlink(inner):
-            found += [inner / n for n in names_in(inner) if parse_shard_name(n)]
-    return sorted(found)
-
-
-def remove_old_rejected(run: RunDirectory) -> None:
+def remove_old_rejected(run: Run) -> None:
     """Remove all checkpoints that were set aside but the newest few and pinned ones.
 
     Notes
@@ -143,9 +160,17 @@ def remove_old_rejected(run: RunDirectory) -> None:
             log.warning("%s was not swept: %s", entry.path, error)
 
 
-def remove_rejected(run: RunDirectory, entry: RejectedEntry) -> bool:
+def remove_rejected(run: Run, entry: RejectedEntry) -> bool:
     """Remove a checkpoint that was set aside; tell whether its directory went."""
     is_gone = remove_checkpoint(entry.path)
     if is_gone:
         run.forget_rejected(entry)
     return is_gone
+
+
+def _remove_stored(paths: Iterable[RemotePath]) -> None:
+    names: defaultdict[RemotePath, list[str]] = defaultdict(list)
+    for path in paths:
+        names[path.parent].append(path.name)
+    for directory, inside in names.items():
+        directory.store.delete(inside)

@@ -53,6 +53,8 @@ class Demand:
         How shards go over the servers of Lustre.
     known_shared : bool
         Whether all nodes are known to see what lies in the run directory.
+    n_shards : int or None
+        Number of shards to come in this directory; None is all of them.
     """
 
     world_size: int
@@ -62,17 +64,23 @@ class Demand:
     direct_io: str
     striping: Wish
     known_shared: bool = False
+    n_shards: int | None = None
+
+    @property
+    def n_shards_here(self) -> int:
+        """Number of shards to come in this directory."""
+        return self.world_size if self.n_shards is None else self.n_shards
 
     @property
     def shard_nbytes(self) -> int:
         """Bytes of one shard, on average."""
-        return -(-self.nbytes // self.world_size)
+        return -(-self.nbytes // self.n_shards_here)
 
     @property
     def n_files(self) -> int:
         """Number of files and directories to come."""
         return (
-            self.world_size
+            self.n_shards_here
             + len(shard_subdirectories(self.world_size))
             + _N_FILES_BESIDE_SHARDS
         )
@@ -120,6 +128,7 @@ def make_room(
     *,
     claim: Callable[[], None],
     make_space: Callable[[int], None],
+    save_id: str | None = None,
 ) -> Room:
     """Make the directories of a checkpoint, where a save is going to write.
 
@@ -134,6 +143,8 @@ def make_room(
         if others save there too.
     make_space : callable of int
         May remove older checkpoints, so that as many bytes are free.
+    save_id : str, optional
+        Id of the save, where it was drawn elsewhere.
 
     Raises
     ------
@@ -160,7 +171,7 @@ def make_room(
             file_system,
             demand.striping,
             shard_nbytes=demand.shard_nbytes,
-            n_ranks=demand.world_size,
+            n_ranks=demand.n_shards_here,
         )
         for name in shard_subdirectories(demand.world_size):
             make_directory(directory / name)
@@ -174,7 +185,7 @@ def make_room(
         )
         usual_nbytes = usual_block_nbytes(demand.shard_nbytes)
         return Room(
-            save_id=_new_id(directory),
+            save_id=save_id or _new_id(directory),
             inode=_inode_of(directory),
             block_nbytes=demand.block_nbytes
             or block_nbytes_for(file_system, striped.layout, usual_nbytes),

@@ -33,6 +33,8 @@ from mpickpt.storage.catalog import (
 from mpickpt.storage.commit import rename_durably
 from mpickpt.storage.filesystem import is_symlink
 from mpickpt.storage.manifest_cache import ManifestCache
+from mpickpt.storage.places import local_path
+from mpickpt.storage.remote_path import RemotePath
 from mpickpt.storage.run_entry import RejectedEntry, RunEntry
 from mpickpt.storage.small_file import (
     control_names_in,
@@ -76,24 +78,25 @@ class RunDirectory:
         pinned = set(control_names_in(self.path / PINS_DIRECTORY))
         measured = set(control_names_in(self.path / METRICS_DIRECTORY))
         entries = []
-        published = checkpoints(self.path)
-        self._manifests.forget_others([found.path for found in published])
-        for found in published:
-            manifest, problem = self._manifests.look_up(found.path)
+        found = [(one.step, one.path.name) for one in checkpoints(self.path)]
+        published = [(step, self.path / name) for step, name in found]
+        self._manifests.forget_others([path for _, path in published])
+        for step, path in published:
+            manifest, problem = self._manifests.look_up(path)
             if manifest is None and problem is None:
                 continue  # removed since it was listed
-            if manifest is not None and manifest.step != found.step:
-                problem = other_step(found.path, manifest.step)
+            if manifest is not None and manifest.step != step:
+                problem = other_step(path, manifest.step)
                 manifest = None
-            is_measured = document_name(found.path.name) in measured
-            later = self._later_metrics(found.step, manifest) if is_measured else {}
+            is_measured = document_name(path.name) in measured
+            later = self._later_metrics(step, manifest) if is_measured else {}
             entries.append(
                 RunEntry(
-                    step=found.step,
-                    path=found.path,
+                    step=step,
+                    path=path,
                     manifest=manifest,
                     metrics=(manifest.metrics if manifest else {}) | later,
-                    is_pinned=found.path.name in pinned or is_symlink(found.path),
+                    is_pinned=path.name in pinned or is_symlink(path),
                     manifest_problem=problem,
                 )
             )
@@ -246,7 +249,7 @@ class RunDirectory:
         return self.path / directory / document_name(step_directory_name(step))
 
 
-def other_step(path: Path, step: int) -> str:
+def other_step(path: Path | RemotePath, step: int) -> str:
     """Return what is wrong with a checkpoint in the directory of another step."""
     return f"{path} holds the checkpoint of step {step}: it was copied or renamed"
 
@@ -277,7 +280,8 @@ def set_metrics(run_dir: PathLike, step: int, metrics: Mapping[str, Any]) -> Non
     Not collective, needs no MPI. Several processes may do it at the same time.
     Durable when it returns.
     """
-    RunDirectory(run_dir).set_metrics(step, metrics)
+    why = "metrics that come later are kept in the run directory of the job"
+    RunDirectory(local_path(run_dir, why)).set_metrics(step, metrics)
 
 
 def _plain(value: Any) -> Any:

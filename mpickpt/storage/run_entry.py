@@ -1,19 +1,15 @@
 """Describes the checkpoints of a run, and what their sizes tell; reads only."""
 
-import os
-import stat
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from mpickpt.errors import IncompleteCheckpointError, StorageError
-from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
+from mpickpt.errors import StorageError
+from mpickpt.format.records import ShardManifest
 from mpickpt.planning.retention import Candidate
-from mpickpt.storage.commit import storage_errors
-from mpickpt.storage.second_look import is_gone
-from mpickpt.storage.shard_file import is_no_file, open_shard_file
+from mpickpt.storage.contents import wrong_files
+from mpickpt.storage.places import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +20,7 @@ class RunEntry:
     ----------
     step : int
         The step that was saved.
-    path : Path
+    path : Path or RemotePath
         Its directory.
     manifest : ShardManifest or None
         None where it cannot be read.
@@ -38,7 +34,7 @@ class RunEntry:
     """
 
     step: int
-    path: Path
+    path: Place
     manifest: ShardManifest | None
     metrics: dict[str, Any]
     is_pinned: bool
@@ -63,7 +59,7 @@ class RunEntry:
     def problem(self) -> str | None:
         """What is wrong with it, as far as sizes tell; None where nothing is.
 
-        Looked at when it is asked for: one stat for each file.
+        Looked at when it is asked for: one stat for each file, one listing of a store.
         """
         if self.manifest is None:
             return self.manifest_problem
@@ -86,7 +82,7 @@ class RejectedEntry:
     ----------
     step : int
         The step that was saved.
-    path : Path
+    path : Path or RemotePath
         Its directory.
     number : int
         Counts the rejections of the run; 0 where that is not known.
@@ -97,18 +93,35 @@ class RejectedEntry:
     """
 
     step: int
-    path: Path
+    path: Place
     number: int
     reason: str
     is_pinned: bool
 
 
-def size_problem(directory: Path, manifest: ShardManifest) -> str | None:
+class Run(Protocol):
+    """The checkpoints of one run, in a directory or in a store."""
+
+    @property
+    def path(self) -> Place:
+        """Where they are."""
+
+    def candidates(self) -> list[RunEntry]:
+        """Return the published checkpoints in order of step."""
+
+    def rejected(self) -> list[RejectedEntry]:
+        """Return the checkpoints that were set aside, the latest last."""
+
+    def forget(self, step: int) -> None:
+        """Remove what is said about a step whose checkpoint was removed."""
+
+    def forget_rejected(self, entry: RejectedEntry) -> None:
+        """Remove what is said about a rejected checkpoint that was removed."""
+
+
+def size_problem(directory: Place, manifest: ShardManifest) -> str | None:
     """Tell which files are missing or have another size; None where none are."""
-    wrong = [shard.path for shard in manifest.shards if not _has_size(directory, shard)]
-    layout = manifest.layout
-    if layout is not None and not _has_size(directory, layout):
-        wrong.append(layout.path)
+    wrong = wrong_files(directory, manifest)
     if not wrong:
         return None
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -138,32 +151,3 @@ def retention_candidates(
         )
         for entry in entries
     ]
-
-
-def _has_size(directory: Path, record: ShardRecord | LayoutRecord) -> bool:
-    path = directory / record.path
-    with storage_errors("look at", path):
-        try:
-            found = os.lstat(path)
-        except NotADirectoryError:
-            return False
-        except OSError as error:
-            if not is_gone(error):
-                raise
-        else:
-            if stat.S_ISREG(found.st_mode) and found.st_size == record.nbytes:
-                return True
-    return _has_size_when_opened(path, record.nbytes)
-
-
-def _has_size_when_opened(path: Path, nbytes: int) -> bool:
-    # A node may remember a size, or that the name was absent; to open asks the server.
-    try:
-        with open_shard_file(path, nbytes=nbytes, direct=False):
-            return True
-    except IncompleteCheckpointError:
-        return False
-    except StorageError as error:
-        if is_no_file(error):
-            return False
-        raise

@@ -2,9 +2,9 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 from mpickpt.errors import CheckpointError, ManifestError
@@ -14,6 +14,8 @@ from mpickpt.format.layout_document import LayoutEntry
 from mpickpt.format.records import ArrayRecord, ShardManifest
 from mpickpt.storage.catalog import is_new
 from mpickpt.storage.layout_file import read_layout
+from mpickpt.storage.places import Place, each
+from mpickpt.storage.remote_path import RemotePath
 from mpickpt.storage.shard_reader import BlockCache, ShardReader
 
 log = logging.getLogger(__name__)
@@ -27,13 +29,13 @@ class SavedShards:
 
     Parameters
     ----------
-    directory : Path
+    directory : Path or RemotePath
         Directory of the checkpoint.
     manifest : ShardManifest
         Its manifest.
     """
 
-    def __init__(self, directory: Path, manifest: ShardManifest) -> None:
+    def __init__(self, directory: Place, manifest: ShardManifest) -> None:
         self._directory = directory
         self._manifest = manifest
         self._is_new = is_new(manifest)
@@ -53,6 +55,22 @@ class SavedShards:
         if len(self._shards) > _SHARDS_KEPT:
             self._shards.popitem(last=False)
         return shard
+
+    def with_indexes(self, ranks: Sequence[int]) -> Iterator[ShardReader]:
+        """Yield the shards of saved ranks, which are going to be asked for their index.
+
+        From a store indexes are read many at a time: each is little but a wait.
+        """
+        for start in range(0, len(ranks), _SHARDS_KEPT):
+            shards = [self.of(rank) for rank in ranks[start : start + _SHARDS_KEPT]]
+            if isinstance(self._directory, RemotePath):
+                each(attrgetter("index"), shards, within=self._directory)
+            yield from shards
+
+    def require_sizes(self) -> None:
+        """Raise unless every shard is there and has the bytes that were saved."""
+        shards = map(self.of, range(self._manifest.world_size))
+        each(ShardReader.require_size, shards, within=self._directory)
 
     def holding(self, key: str, box: Hyperslab) -> Iterator[ShardReader]:
         """Yield the shards that can hold elements in a box of an array, in rank order.

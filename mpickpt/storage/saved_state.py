@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mpickpt.errors import ManifestError
@@ -23,6 +22,7 @@ from mpickpt.storage.array_reader import (
     require_backed,
     require_tiling,
 )
+from mpickpt.storage.places import Place
 from mpickpt.storage.saved_shards import SavedShards, matching_parts, require_same
 from mpickpt.storage.selection import Selection, select
 
@@ -34,13 +34,13 @@ class SavedState:
 
     Parameters
     ----------
-    directory : Path
+    directory : Path or RemotePath
         Directory of the checkpoint.
     manifest : ShardManifest
         Its manifest.
     """
 
-    def __init__(self, directory: Path, manifest: ShardManifest) -> None:
+    def __init__(self, directory: Place, manifest: ShardManifest) -> None:
         self.manifest = manifest
         self.records = {record.key: record for record in manifest.arrays}
         self.shards = SavedShards(directory, manifest)
@@ -67,8 +67,9 @@ class SavedState:
             return merged
         merged, _ = skeleton(merged)
         seen = {digest_of(merged)}
-        for rank in range(1, self.manifest.world_size):
-            tree, _ = skeleton(self.tree_of(rank))
+        others = range(1, self.manifest.world_size)
+        for shard in self.shards.with_indexes(others):
+            tree, _ = skeleton(saved_tree(shard.index))
             digest = digest_of(tree)
             if digest not in seen:
                 seen.add(digest)
@@ -193,11 +194,8 @@ class SavedState:
 
     def _assemble(self, records: Sequence[ArrayRecord]) -> dict[str, Array]:
         """Return whole arrays; each shard is read once, from its start to its end."""
-        shards = [
-            self.shards.of(r) for r in range(self.manifest.world_size if records else 0)
-        ]
-        for shard in shards:
-            shard.require_size()
+        if records:
+            self.shards.require_sizes()
         available = self.manifest.nbytes
         out: dict[str, Array] = {}
         for record in records:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpickpt.errors import IncompleteCheckpointError, StorageError
 from mpickpt.storage.commit import close_file, create_file, discard, storage_errors
+from mpickpt.storage.remote_path import RemotePath
 from mpickpt.storage.second_look import SecondLook
 
 # Covers the logical block of every disk, and the page.
@@ -188,7 +189,7 @@ def open_shard_file(
 
 
 def wrong_size(
-    path: Path, wanted: str, expected: int | None, actual: int
+    path: Path | RemotePath, wanted: str, expected: int | None, actual: int
 ) -> IncompleteCheckpointError:
     """Return the error for a file that has not the bytes that it should have."""
     return IncompleteCheckpointError(

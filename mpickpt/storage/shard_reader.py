@@ -1,15 +1,11 @@
 """Reads parts of one shard, verified, without HDF5: its index and ranges of bytes."""
 
-import os
-import stat
 import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import ENOTDIR
 from functools import cached_property
-from pathlib import Path
 
 from mpickpt.errors import (
     CorruptShardError,
@@ -27,10 +23,14 @@ from mpickpt.format.digest import (
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.index import IndexArray, ShardIndex, parse_index
 from mpickpt.format.records import ShardRecord
-from mpickpt.storage.checks import corrupt_shard
-from mpickpt.storage.commit import storage_errors
+from mpickpt.storage.places import (
+    OpenFile,
+    Place,
+    open_to_read,
+    require_real_directory,
+)
 from mpickpt.storage.second_look import is_gone
-from mpickpt.storage.shard_file import ShardFile, open_shard_file
+from mpickpt.storage.stream import verified_range
 
 # No index of a real state comes near; a hostile one must not fill the memory. The
 # table of a shard of a petabyte has this length.
@@ -54,10 +54,10 @@ class BlockCache:
 
     def __init__(self, capacity: int = 4) -> None:
         self._capacity = capacity
-        self._blocks: OrderedDict[tuple[Path, int], bytearray] = OrderedDict()
+        self._blocks: OrderedDict[tuple[Place, int], bytearray] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path, number: int) -> bytearray | None:
+    def get(self, path: Place, number: int) -> bytearray | None:
         """Return a block that was put, unless it was dropped since."""
         with self._lock:
             block = self._blocks.get((path, number))
@@ -65,7 +65,7 @@ class BlockCache:
                 self._blocks.move_to_end((path, number))
             return block
 
-    def put(self, path: Path, number: int, block: bytearray) -> None:
+    def put(self, path: Place, number: int, block: bytearray) -> None:
         """Keep a verified block; the one that was used least recently goes."""
         with self._lock:
             self._blocks[path, number] = block
@@ -83,7 +83,7 @@ class ShardReader:
 
     Parameters
     ----------
-    directory : Path
+    directory : Path or RemotePath
         Directory of the checkpoint.
     record : ShardRecord
         What the manifest says of the shard.
@@ -97,7 +97,7 @@ class ShardReader:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Place,
         record: ShardRecord,
         world_size: int,
         blocks: BlockCache,
@@ -110,11 +110,18 @@ class ShardReader:
         self._world_size = world_size
         self._blocks = blocks
         self._is_new = is_new
+        self._is_known = False
+        self._index: ShardIndex | None = None
+        self._table: tuple[int, ...] | None = None
 
-    @cached_property
+    @property
     def index(self) -> ShardIndex:
         """The index, verified by the manifest."""
-        return self._parsed(self.index_text())
+        # A `cached_property` of Python 3.11 lets one thread read at a time, of all
+        # shards; then a store would be asked for one index after the other.
+        if self._index is None:
+            self._index = self._parsed(self.index_text())
+        return self._index
 
     def index_text(self) -> bytes:
         """Return the bytes of the index, read anew and verified by the manifest."""
@@ -124,7 +131,7 @@ class ShardReader:
 
     def take_index(self, text: bytes) -> None:
         """Use an index that another process has read, rather than open the shard."""
-        self.index = self._parsed(text)
+        self._index = self._parsed(text)
 
     def _parsed(self, text: bytes) -> ShardIndex:
         index = parse_index(text, nbytes=self.record.nbytes, where=str(self.path))
@@ -141,9 +148,14 @@ class ShardReader:
         """The array records of the index by key."""
         return {array.key: array for array in self.index.arrays}
 
-    @cached_property
+    @property
     def table(self) -> tuple[int, ...]:
         """The CRC-32 of every block, verified by the manifest."""
+        if self._table is None:
+            self._table = self._read_table()
+        return self._table
+
+    def _read_table(self) -> tuple[int, ...]:
         offset, nbytes = self.index.table
         after = self.record.nbytes - offset - nbytes
         count = n_blocks(offset) + n_blocks(after)
@@ -162,8 +174,11 @@ class ShardReader:
             pass
 
     @contextmanager
-    def open(self) -> Iterator[ShardFile]:
+    def open(self) -> Iterator[OpenFile]:
         """Open the file for reading; regular, inside the checkpoint, of that size.
+
+        A store is asked for the size once: what it keeps under the name of a shard
+        never changes.
 
         Raises
         ------
@@ -173,10 +188,14 @@ class ShardReader:
             If it or its directory is a symlink, a FIFO or a device.
         """
         if self.path.parent != self._directory:
-            _require_directory(self.path.parent)
-        with open_shard_file(
-            self.path, nbytes=self.record.nbytes, direct=False, is_new=self._is_new
+            require_real_directory(self.path.parent)
+        with open_to_read(
+            self.path,
+            nbytes=self.record.nbytes,
+            is_new=self._is_new,
+            is_known=self._is_known,
         ) as file:
+            self._is_known = True
             yield file
 
     def read_into(self, target: memoryview, start: int) -> None:
@@ -253,14 +272,8 @@ class ShardReader:
 
     def _range(self, offset: int, nbytes: int, expected: str) -> bytes:
         """Return a range of the file, verified; opened once, for a server counts."""
-        content = bytearray(nbytes)
         with self.open() as file:
-            file.read_at(memoryview(content), offset)
-        actual = crc32_hex(crc32(content))
-        if actual != expected:
-            where = f"bytes {offset} to {offset + nbytes}"
-            raise corrupt_shard(self.path, where, expected, actual)
-        return bytes(content)
+            return verified_range(file, offset, nbytes, expected)
 
     def _require_moderate(self, what: str, nbytes: int, most: int) -> None:
         if nbytes > most:
@@ -272,19 +285,6 @@ class ShardReader:
 def is_vanished(error: Exception) -> bool:
     """Tell whether an error can mean that the checkpoint was replaced or deleted."""
     return is_gone(error) or isinstance(error, IncompleteCheckpointError)
-
-
-def _require_directory(path: Path) -> None:
-    # A symlink could lead to anything; the files in it are opened by name.
-    with storage_errors("open", path):
-        try:
-            mode = os.lstat(path).st_mode
-        except FileNotFoundError as error:
-            raise IncompleteCheckpointError(
-                f"{path} is missing", path=str(path)
-            ) from error
-        if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(ENOTDIR, "a shard's directory must be a real one")
 
 
 def _spans(array: IndexArray) -> Iterator[tuple[int, int]]:

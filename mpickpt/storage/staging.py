@@ -71,6 +71,11 @@ class StagedShard:
         self._image = draft.layout.image
         self._index_crc32 = crc32_hex(crc32(draft.index))
 
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the file, all of them once it is written."""
+        return self._view
+
     def write(
         self,
         path: Path,

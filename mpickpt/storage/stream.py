@@ -24,6 +24,7 @@ from mpickpt.storage.checks import (
 )
 from mpickpt.storage.commit import sync_file
 from mpickpt.storage.outflow import CHUNK_NBYTES, Outflow, stop_if
+from mpickpt.storage.places import OpenFile, Place, open_to_read
 from mpickpt.storage.regions import (
     Array,
     bytes_after_table,
@@ -32,12 +33,7 @@ from mpickpt.storage.regions import (
     regions_before_table,
 )
 from mpickpt.storage.ring import ring_of
-from mpickpt.storage.shard_file import (
-    DIRECT_ALIGNMENT,
-    new_shard_file,
-    open_shard_file,
-    wrong_size,
-)
+from mpickpt.storage.shard_file import DIRECT_ALIGNMENT, new_shard_file, wrong_size
 
 if TYPE_CHECKING:
     from mpickpt.storage.shard_image import ShardImage
@@ -51,6 +47,7 @@ __all__ = [
     "read_verified",
     "stop_if",
     "table_of",
+    "verified_range",
     "write_shard",
 ]
 
@@ -161,7 +158,7 @@ def write_shard(
 
 
 def read_shard(
-    path: Path,
+    path: Place,
     *,
     nbytes: int,
     spans: Sequence[Span],
@@ -175,7 +172,7 @@ def read_shard(
 
     Parameters
     ----------
-    path : Path
+    path : Path or RemotePath
         File that must be a regular one of `nbytes` bytes.
     nbytes : int
         Size of the file, from the manifest.
@@ -207,7 +204,7 @@ def read_shard(
     reads = _plan_reads(spans, block_nbytes)
     verifier = check.begin(path, nbytes, spans)
     with (
-        open_shard_file(path, nbytes=nbytes, direct=direct) as file,
+        open_to_read(path, nbytes=nbytes, direct=direct) as file,
         ring_of(file.read_at, block_nbytes, _IN_FLIGHT) as ring,
     ):
         for turn, read in enumerate(reads[: ring.depth]):
@@ -226,13 +223,19 @@ def read_shard(
     verifier.finish()
 
 
-def read_verified(path: Path, offset: int, nbytes: int, expected: str) -> bytes:
-    """Return a small range of a file, verified.
+def read_verified(path: Place, offset: int, nbytes: int, expected: str) -> bytes:
+    """Return a small range of a file, verified; see `verified_range`."""
+    with open_to_read(path) as file:
+        return verified_range(file, offset, nbytes, expected)
+
+
+def verified_range(file: OpenFile, offset: int, nbytes: int, expected: str) -> bytes:
+    """Return a small range of an open file, verified.
 
     Parameters
     ----------
-    path : Path
-        Must be a regular file.
+    file : OpenFile
+        The file.
     offset, nbytes : int
         The range; its length is bounded by the caller.
     expected : str
@@ -248,14 +251,13 @@ def read_verified(path: Path, offset: int, nbytes: int, expected: str) -> bytes:
         If the file system refuses.
     """
     stop = offset + nbytes
-    with open_shard_file(path, direct=False) as file:
-        if file.nbytes < stop:
-            raise wrong_size(path, f"at least {stop}", stop, file.nbytes)
-        content = bytearray(nbytes)
-        file.read_at(memoryview(content), offset)
+    if file.nbytes < stop:
+        raise wrong_size(file.path, f"at least {stop}", stop, file.nbytes)
+    content = bytearray(nbytes)
+    file.read_at(memoryview(content), offset)
     actual = crc32_hex(crc32(content))
     if actual != expected:
-        raise corrupt_shard(path, f"bytes {offset} to {stop}", expected, actual)
+        raise corrupt_shard(file.path, f"bytes {offset} to {stop}", expected, actual)
     return bytes(content)
 
 

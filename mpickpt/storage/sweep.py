@@ -26,7 +26,8 @@ from mpickpt.format.naming import (
     receipts_name,
 )
 from mpickpt.storage.catalog import PathLike, read_manifest, step_directories
-from mpickpt.storage.commit import discard, storage_errors, sync_directory
+from mpickpt.storage.commit import discard, sync_directory
+from mpickpt.storage.copy_sweep import is_copied_to
 from mpickpt.storage.filesystem import is_symlink
 from mpickpt.storage.lease_file import newest_claim
 from mpickpt.storage.removal import (
@@ -104,26 +105,30 @@ def sweep_siblings(
     Notes
     -----
     For the holder of the lease. What the file system refuses is logged: rubbish
-    stops no run. Pinned checkpoints stay, rejected or not.
+    stops no run. Pinned checkpoints stay, rejected or not, and so do copies that are
+    being made: whoever makes one holds no lease.
     """
     flying = {save_id[:8] for save_id in in_flight_ids}
     spared = {os.path.abspath(path) for path in sparing}
     run = RunDirectory(run_dir)
+    now_s = _time_of(run.path)
     for found in step_directories(run_dir):
         is_rubbish = not (found.is_published or found.is_rejected)
         if is_rubbish and os.path.abspath(found.path) not in spared:
             with _logged(found.path):
-                _sweep_unpublished(found.path, flying)
+                _sweep_unpublished(found.path, flying, now_s)
     remove_old_rejected(run)
     with _logged(run.path):
         _forget_missing(run.path)
         _forget_unfinished(run.path)
 
 
-def _sweep_unpublished(directory: Path, flying: Collection[str]) -> None:
+def _sweep_unpublished(directory: Path, flying: Collection[str], now_s: float) -> None:
     # A network file system may go on saying that the manifest is not there for half
     # a minute after another host published it; listing asks the server.
     if is_symlink(directory) or MANIFEST_NAME in names_in(directory):
+        return
+    if is_copied_to(directory, now_s):
         return
     files = own_files(directory)
     if not any(_id_of(path.name) in flying for path in files):
@@ -148,13 +153,17 @@ def _forget_unfinished(run_dir: Path) -> None:
     For the holder of the lease. Anybody may be writing one just now, so it must
     be a minute older than the last beat: two times of one file system.
     """
-    claim = newest_claim(run_dir)
-    if claim is None:
-        return
-    with storage_errors("look for", claim.path):
-        until = claim.path.stat().st_mtime - _WRITTEN_BY_THEN_S
+    until = _time_of(run_dir) - _WRITTEN_BY_THEN_S
     for directory in (CONTROL_DIRECTORY, *_ABOUT_CHECKPOINTS):
         discard_unfinished(run_dir / directory, until)
+
+
+def _time_of(run_dir: Path) -> float:
+    """Return when the lease was last beaten; 0, to which nothing is old, if unknown."""
+    with contextlib.suppress(OSError):
+        claim = newest_claim(run_dir)
+        return claim.path.stat().st_mtime if claim else 0.0
+    return 0.0
 
 
 @contextlib.contextmanager

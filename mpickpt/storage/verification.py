@@ -7,22 +7,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import CheckpointError, CorruptShardError, IncompleteCheckpointError
 from mpickpt.format.digest import BLOCK_NBYTES, crc32
 from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
-from mpickpt.storage.catalog import PathLike, is_new, read_manifest, rubbish
+from mpickpt.storage.catalog import is_new, read_manifest, rubbish
 from mpickpt.storage.checks import corrupt_shard
 from mpickpt.storage.layout_file import verify_layout
-from mpickpt.storage.shard_file import ShardFile
+from mpickpt.storage.places import OpenFile, Place, PlaceLike
+from mpickpt.storage.remote_path import RemotePath, parse_place
 from mpickpt.storage.shard_reader import BlockCache, ShardReader
 
 Progress = Callable[[int], None]
 Piece = tuple[int, int, int | None]
 
 _MOST_JOBS = 4
+_STORE_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ class VerifyReport:
 
     Attributes
     ----------
-    path : Path
+    path : Path or RemotePath
         Directory of the checkpoint.
     manifest : ShardManifest
         Its manifest, which is whole.
@@ -81,7 +82,7 @@ class VerifyReport:
         Files that a crashed save left; harmless.
     """
 
-    path: Path
+    path: Place
     manifest: ShardManifest
     files: tuple[FileReport, ...]
     rubbish: tuple[str, ...]
@@ -98,7 +99,7 @@ class VerifyReport:
 
 
 def verify_checkpoint(
-    path: PathLike,
+    path: PlaceLike,
     *,
     fast: bool = False,
     jobs: int | None = None,
@@ -108,12 +109,12 @@ def verify_checkpoint(
 
     Parameters
     ----------
-    path : path-like
-        Directory of one checkpoint.
+    path : path-like or URL
+        Directory of one checkpoint, or its URL in a store.
     fast : bool
         Only the CRC-32 of each block, not the SHA-256 of each file.
     jobs : int, optional
-        Files that are read at the same time; by default up to 4.
+        Files that are read at the same time; by default up to 4, of a store 8.
     progress : callable, optional
         Called with a number of bytes when these were verified, from several threads.
 
@@ -133,7 +134,7 @@ def verify_checkpoint(
     """
     while True:
         manifest = read_manifest(path)
-        report = _verified(Path(path), manifest, fast, jobs, progress)
+        report = _verified(parse_place(path), manifest, fast, jobs, progress)
         if not any(_is_incomplete(file) for file in report.files):
             return report
         # A save with `overwrite` may have taken the old shards away meanwhile.
@@ -142,7 +143,7 @@ def verify_checkpoint(
 
 
 def _verified(
-    directory: Path,
+    directory: Place,
     manifest: ShardManifest,
     fast: bool,
     jobs: int | None,
@@ -160,7 +161,7 @@ def _verified(
         return scan.report()
 
     stop = threading.Event()
-    with _threads(jobs or min(_MOST_JOBS, os.cpu_count() or 1), stop) as threads:
+    with _threads(jobs or _usual_jobs(directory), stop) as threads:
         files = list(threads.map(verified_shard, manifest.shards))
     if manifest.layout is not None:
         files.append(_verified_layout(directory, manifest.layout))
@@ -223,7 +224,7 @@ class _Scan:
                 raise corrupt_shard(reader.path, "the file", expected, actual)
 
     def _scan_piece(
-        self, file: ShardFile, view: memoryview, start: int, number: int | None
+        self, file: OpenFile, view: memoryview, start: int, number: int | None
     ) -> None:
         file.read_at(view, start)
         if self._sha256 is not None:
@@ -257,13 +258,20 @@ def _pieces(reader: ShardReader) -> Iterator[Piece]:
             number += 1
 
 
-def _verified_layout(directory: Path, record: LayoutRecord) -> FileReport:
+def _verified_layout(directory: Place, record: LayoutRecord) -> FileReport:
     error: CheckpointError | None = None
     try:
         verify_layout(directory, record)
     except CheckpointError as failure:
         error = failure
     return FileReport(path=record.path, nbytes=record.nbytes, error=error)
+
+
+def _usual_jobs(directory: Place) -> int:
+    # Whoever reads a store waits for the network more than for a processor.
+    if isinstance(directory, RemotePath):
+        return _STORE_JOBS
+    return min(_MOST_JOBS, os.cpu_count() or 1)
 
 
 @contextmanager
