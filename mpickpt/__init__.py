@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mpickpt.planning.keep_rules import KeepBest, KeepEvery, KeepLast
     from mpickpt.planning.stripe_layout import StripeComponent
     from mpickpt.planning.striping_wish import ProgressiveStriping, Striping
+    from mpickpt.planning.tiers import DirectoryTier, LocalTier, ObjectTier
     from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
     from mpickpt.storage.checkpoint_reader import open_checkpoint
@@ -74,6 +75,7 @@ _HOMES = {
     "mpickpt.planning.keep_rules": ("KeepBest", "KeepEvery", "KeepLast"),
     "mpickpt.planning.stripe_layout": ("StripeComponent",),
     "mpickpt.planning.striping_wish": ("ProgressiveStriping", "Striping"),
+    "mpickpt.planning.tiers": ("DirectoryTier", "LocalTier", "ObjectTier"),
     "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
     "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
     "mpickpt.storage.checkpoint_reader": ("open_checkpoint",),
@@ -91,6 +93,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "CollectiveTimeoutError",
     "CorruptShardError",
+    "DirectoryTier",
     "EveryMinutes",
     "EverySteps",
     "IncompleteCheckpointError",
@@ -99,7 +102,9 @@ __all__ = [
     "KeepLast",
     "LayoutError",
     "LeaseHeldError",
+    "LocalTier",
     "ManifestError",
+    "ObjectTier",
     "PendingSave",
     "PerRank",
     "Preemption",

@@ -30,6 +30,7 @@ from mpickpt.parallel.replicas import ReplicaCheck, find_divergence
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.flatten import FlatState, HeldLeaf, flatten
 from mpickpt.planning.layout import HeldArray
+from mpickpt.planning.node_map import NodeMap
 from mpickpt.storage.shard_draft import ShardLayout
 
 PHASE = "describe"
@@ -64,6 +65,7 @@ class SaveMemory:
     shard_made_for: tuple[Any, ...] | None = None
     known_shared: bool = False
     told_permissions: bool = False
+    apart: NodeMap | None = None
 
 
 _MOST_STREAMS = 4
@@ -83,12 +85,14 @@ def memory_of(memory: dict[str, Any], run_dir: Path) -> SaveMemory:
 class Description:
     """The state of one rank, flattened, with the layout that all ranks agreed on.
 
-    `nbytes` is what all ranks together are going to write of their arrays.
+    `nbytes` is what all ranks together are going to write of their arrays, and
+    `nbytes_by_rank`, an array of int64, what each is.
     """
 
     flat: FlatState
     resolved: Resolved
     nbytes: int
+    nbytes_by_rank: Table
 
 
 def describe(
@@ -137,6 +141,7 @@ def describe(
         flat=own.flat,
         resolved=resolved,
         nbytes=int(table["nbytes"].sum()),
+        nbytes_by_rank=table["nbytes"],
     )
 
 

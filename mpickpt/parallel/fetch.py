@@ -22,7 +22,7 @@ from mpickpt.planning.matching_wire import Answer, StoredItem, WantedItem
 from mpickpt.planning.tiling import first_wrong_index
 from mpickpt.planning.wants import Want
 from mpickpt.storage.delivery import Delivery, Digested, InBoxes, Placed
-from mpickpt.storage.filesystem import file_system_of, wants_direct
+from mpickpt.storage.places import read_nbytes_at_once, reads_direct
 from mpickpt.storage.shard_reader import ShardReader
 from mpickpt.storage.stored_box import StoredBox, spans_and_check, stored_boxes
 from mpickpt.storage.stream import read_shard
@@ -266,9 +266,8 @@ class Fetch:
                 spans=spans,
                 check=check,
                 deliver=deliver,
-                direct=wants_direct(
-                    file_system_of(reader.path.parent), default_direct_io()
-                ),
+                direct=reads_direct(reader.path, default_direct_io()),
+                block_nbytes=read_nbytes_at_once(reader.path),
                 cancelled=cancelled,
             )
         parcels.flush()

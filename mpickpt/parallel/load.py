@@ -1,16 +1,11 @@
 """Loads a checkpoint into the ranks that run now: the protocol, told as a story."""
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpickpt.errors import (
-    CallMismatchError,
-    CheckpointError,
-    WorldSizeMismatchError,
-)
+from mpickpt.errors import CallMismatchError, CheckpointError
 from mpickpt.format.manifest import parse_manifest
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
@@ -31,6 +26,7 @@ from mpickpt.planning.rename import renamed
 from mpickpt.state import AsSaved
 from mpickpt.storage.catalog import read_manifest_text
 from mpickpt.storage.layout_file import verify_layout
+from mpickpt.storage.places import PlaceLike
 from mpickpt.storage.shard_reader import is_vanished
 
 log = logging.getLogger(__name__)
@@ -40,7 +36,7 @@ _N_TAGS = 10_000
 
 
 def load_sharded(
-    path: str | os.PathLike[str],
+    path: PlaceLike,
     *,
     comm: Any = None,
     like: Any = None,
@@ -58,8 +54,8 @@ def load_sharded(
 
     Parameters
     ----------
-    path : path-like
-        Directory of the checkpoint.
+    path : path-like or URL
+        Directory of the checkpoint, or its URL in a store: "s3://bucket/run/step-…".
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that load; None is this process alone, without MPI.
     like : tree, or callable of ShardManifest, optional
@@ -105,7 +101,7 @@ def load_sharded(
     WorldSizeMismatchError, LayoutError
         Another number of ranks, other boxes, or entries that do not fit `like`.
     StorageError, CollectiveTimeoutError
-        The file system refused, or some rank did not arrive.
+        The file system or the store refused, or some rank did not arrive.
 
     Notes
     -----
@@ -145,6 +141,8 @@ class Load:
     manifest : ShardManifest or None
         Of what was loaded; a save that replaced the checkpoint meanwhile makes it
         another one than was there at first.
+    readers : sequence of int or None
+        The rank that reads each shard; None shares them out by size.
     """
 
     def __init__(self, talk: Conversation, call: LoadCall, tag: int) -> None:
@@ -152,6 +150,7 @@ class Load:
         self.call = call
         self.tag = tag
         self.manifest: ShardManifest | None = None
+        self.readers: Sequence[int] | None = None
 
     def steps(self) -> Steps[Any]:
         """Load; once more from the start if the checkpoint was replaced meanwhile."""
@@ -174,7 +173,7 @@ class Load:
 
     def load(self, manifest: ShardManifest) -> Steps[Any]:
         """Load what this manifest describes."""
-        self.require_world_size(manifest)
+        self.call.require_world_size(manifest.world_size, self.talk.size)
         template = yield from self.talk.agree(
             lambda: self.template(manifest), "template"
         )
@@ -253,25 +252,6 @@ class Load:
             verify_layout(self.call.directory, manifest.layout)
         return turn_s
 
-    def require_world_size(self, manifest: ShardManifest) -> None:
-        """Raise unless the ranks that saved are as many as is asked for."""
-        saved, expected = manifest.world_size, self.call.expected_world_size
-        if expected is not None and saved != expected:
-            raise WorldSizeMismatchError(
-                f"{self.call.directory} was saved by {saved} ranks; "
-                f"expected_world_size is {expected}",
-                saved=saved,
-                current=self.talk.size,
-            )
-        if saved != self.talk.size and not self.call.reshard:
-            raise WorldSizeMismatchError(
-                f"{self.call.directory} was saved by {saved} ranks, but "
-                f"{self.talk.size} load it; start as many, or pass reshard=True to "
-                "redistribute",
-                saved=saved,
-                current=self.talk.size,
-            )
-
     def template(self, manifest: ShardManifest) -> FlatState | None:
         """Return the flattened `like`."""
         like = self.call.like
@@ -284,7 +264,7 @@ class Load:
     def own_shards(self, manifest: ShardManifest) -> list[int]:
         """Return the saved ranks whose shards this rank reads."""
         nbytes = [shard.nbytes for shard in manifest.shards]
-        readers = assign_shards(nbytes, self.talk.size)
+        readers = self.readers or assign_shards(nbytes, self.talk.size)
         return [saved for saved, rank in enumerate(readers) if rank == self.talk.rank]
 
     def match(

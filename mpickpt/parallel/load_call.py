@@ -9,13 +9,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from mpickpt.errors import CheckpointError, WorldSizeMismatchError
 from mpickpt.planning.wants import Rules
+from mpickpt.storage.places import Place, PlaceLike, absolute
 
 VERIFY = ("sha256", "crc32", "none")
 
 
 def load_call(
-    path: str | os.PathLike[str],
+    path: PlaceLike,
     *,
     like: Any = None,
     expected_world_size: int | None = None,
@@ -32,12 +34,13 @@ def load_call(
     What is wrong on one rank is not raised here, where the others would wait for it,
     but by `LoadCall.check`, on all ranks.
     """
-    directory, patterns, renames, unusable = Path(os.sep), None, {}, None
+    directory: Place = Path(os.sep)
+    patterns, renames, unusable = None, {}, None
     try:
-        directory = Path(os.path.abspath(path))
+        directory = absolute(path)
         patterns = None if only is None else _patterns(only)
         renames = _renames(rename)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, CheckpointError) as error:
         unusable = error
     return LoadCall(
         directory=directory,
@@ -72,7 +75,7 @@ def _renames(rename: Any) -> dict[str, str]:
 class LoadCall:
     """The arguments of one load."""
 
-    directory: Path
+    directory: Place
     like: Any
     expected_world_size: int | None
     reshard: bool
@@ -101,6 +104,30 @@ class LoadCall:
     def verifies_all(self) -> bool:
         """Whether every byte of the checkpoint is verified."""
         return self.verify != "none" and self.only is None
+
+    def require_world_size(self, saved: int, current: int) -> None:
+        """Raise unless the ranks that saved are as many as is asked for.
+
+        Parameters
+        ----------
+        saved, current : int
+            Number of ranks that saved, and that load.
+        """
+        expected = self.expected_world_size
+        if expected is not None and saved != expected:
+            raise WorldSizeMismatchError(
+                f"{self.directory} was saved by {saved} ranks; "
+                f"expected_world_size is {expected}",
+                saved=saved,
+                current=current,
+            )
+        if saved != current and not self.reshard:
+            raise WorldSizeMismatchError(
+                f"{self.directory} was saved by {saved} ranks, but {current} load it; "
+                "start as many, or pass reshard=True to redistribute",
+                saved=saved,
+                current=current,
+            )
 
     def packed(self) -> bytes:
         """Return what must be the same on all ranks."""

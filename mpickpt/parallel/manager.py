@@ -1,13 +1,15 @@
 """Keeps a training run alive: saves when due, restores, retains, and stops in time."""
 
 import logging
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mpickpt.parallel.communicators import conversations_of
+from mpickpt.parallel.local_restore import restorer_of
 from mpickpt.parallel.logs import log_as_asked
 from mpickpt.parallel.options import SaveOptions
 from mpickpt.parallel.pending import (
@@ -19,16 +21,21 @@ from mpickpt.parallel.pending import (
 from mpickpt.parallel.preemption import Preemption
 from mpickpt.parallel.restore import Restored
 from mpickpt.parallel.run_keeper import RunKeeper
-from mpickpt.parallel.run_restorer import RunRestorer
 from mpickpt.parallel.run_saver import RunSaver
+from mpickpt.parallel.run_tiers import RunTiers
 from mpickpt.parallel.waiting import run
 from mpickpt.parallel.watch import Watch
 from mpickpt.planning.interval import Trigger
 from mpickpt.planning.retention import KeepPolicy, parse_keep
+from mpickpt.planning.tiers import DirectoryTier, LocalTier, Tier, tiers_of_run
 from mpickpt.storage.catalog import checkpoints
 from mpickpt.storage.halt_file import HaltFile
+from mpickpt.storage.node_disk import own_directory
+from mpickpt.storage.places import local_path
 
 log = logging.getLogger(__name__)
+
+_NO_STORE = "a save writes files; put the store into tiers=[...], behind a directory"
 
 REQUEUE = 85  # what the batch scripts in slurm/ take as "requeue me"
 
@@ -38,14 +45,18 @@ class CheckpointManager:
 
     Parameters
     ----------
-    run_dir : path-like
+    run_dir : path-like, optional
         Directory of the run, on a file system that all ranks see.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks; None is this process alone, without MPI.
     state : callable
         Returns the state tree; called when it is needed, so it is never stale.
+    tiers : sequence of LocalTier, DirectoryTier, ObjectTier, optional
+        In place of `run_dir`: levels of storage, the nearest first. Saves go to the
+        first one; copies to the others are made in the background.
     keep : int, KeepPolicy or None
-        Which checkpoints stay: an int means the last n; None keeps all.
+        Which checkpoints stay: an int means the last n; None keeps all. With `tiers`
+        each has its own.
     when : Trigger or None
         When `save_if_due` saves: `EverySteps`, `EveryMinutes`, `YoungDaly`, joined
         by ``|``. None: only at a preemption.
@@ -63,9 +74,14 @@ class CheckpointManager:
         Shared by several managers; by default this one has its own.
     max_attempts : int
         Restores of a step without progress after which it is passed over.
+    max_lag : int
+        Checkpoints that may be on their way to further tiers before the next save
+        waits for one; for a tier that takes nothing it does not wait.
 
     Attributes
     ----------
+    run_dir : Path
+        Directory of the run in the first tier, as this rank sees it.
     next_step : int
         The step to go on with: 0 on the first run.
     should_stop : bool
@@ -84,10 +100,11 @@ class CheckpointManager:
 
     def __init__(
         self,
-        run_dir: str | os.PathLike[str],
+        run_dir: str | os.PathLike[str] | None = None,
         comm: Any = None,
         *,
         state: Callable[[], Any],
+        tiers: Sequence[Tier] | None = None,
         keep: KeepPolicy | int | None = None,
         when: Trigger | None = None,
         asynchronous: bool = True,
@@ -97,9 +114,12 @@ class CheckpointManager:
         metadata: dict[str, Any] | None = None,
         preemption: Preemption | None = None,
         max_attempts: int = 3,
+        max_lag: int = 2,
     ) -> None:
         log_as_asked()
-        self.run_dir = Path(os.path.abspath(run_dir))
+        first, *further = tiers_of_run(run_dir, keep, tiers)
+        local = first if isinstance(first, LocalTier) else None
+        self.run_dir = _run_dir_of(first)
         self.next_step = 0
         self.should_stop = False
         self.exit_code = 0
@@ -111,20 +131,33 @@ class CheckpointManager:
             )
         options = options or SaveOptions()
         self._talks = conversations_of(comm, options.timeout_s)
-        rules = None if keep is None else parse_keep(keep)
+        rules = None if first.keep is None else parse_keep(first.keep)
         self._keeper = RunKeeper(self.run_dir, rules)
+        self._tiers = RunTiers(further, max_lag=max_lag)
+        self._keeper.retention.held = self._tiers.held
+        self._restorer = restorer_of(
+            self._talks,
+            self._keeper,
+            local,
+            self._tiers.runs,
+            state=state,
+            max_attempts=max_attempts,
+        )
+        self._leads = run(self._restorer.leads())
+        if local is not None:
+            self._keeper.retention.leads = self._leads
         self._saver = RunSaver(
             comm,
             self._talks,
             self._keeper,
+            self._restorer,
+            local=local,
+            tiers=self._tiers,
             state=state,
             progress=resolved_progress(progress, comm),
             on_busy=known_on_busy(on_busy),
             options=options,
             metadata=metadata,
-        )
-        self._restorer = RunRestorer(
-            self._talks, self._keeper, state=state, max_attempts=max_attempts
         )
         self._preemption = preemption or Preemption()
         self._preemption.open()
@@ -179,8 +212,8 @@ class CheckpointManager:
         if restored is None:
             return None
         self._went_back_to(restored)
-        rejected, talk = restored.rejected, self._talks.load
-        run(talk.on_root(lambda: self._keeper.reject(rejected), "reject"))
+        rejected = restored.rejected
+        self._on_each_node(lambda: self._keeper.reject(rejected), "reject")
         return restored
 
     def restore(self, step: int, **options: Any) -> Restored:
@@ -197,7 +230,7 @@ class CheckpointManager:
     def rewind(self, step: int, **options: Any) -> Restored:
         """Load an earlier step and set all later ones aside, durably; collective."""
         restored = self.restore(step, **options)
-        run(self._talks.save.on_root(self._keeper.become_writer, "rewind"))
+        self._on_each_node(self._keeper.become_writer, "rewind")
         return restored
 
     # Saving.
@@ -227,7 +260,7 @@ class CheckpointManager:
         it saves once more, waits for that, and sets `should_stop`.
         """
         self._require_open()
-        if self._talks.save.rank == 0:
+        if self._leads:
             self._keeper.note_step_done()
         with self._saver.telling_outcome():
             decision = self._watch.decide(step, has_failed=self._saver.poll())
@@ -276,32 +309,60 @@ class CheckpointManager:
         """
         self._saver.wait()
 
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all copies have come to the further tiers; tell whether they have.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long at most, in seconds.
+
+        Raises
+        ------
+        CheckpointError
+            On every rank, what went wrong for good with a copy since it was last told.
+
+        Notes
+        -----
+        Collective; waits for the save in the background too.
+        """
+        self.wait()
+        return run(self._tiers.flushed(self._talks.save, timeout_s))
+
     # The run directory.
 
     def steps(self) -> list[int]:
-        """Return the published steps, the lowest first; local, reads the directory."""
+        """Return the published steps, the lowest first; local, reads the directory.
+
+        Those of the first tier.
+        """
         return [entry.step for entry in checkpoints(self.run_dir)]
 
     def pin(self, step: int) -> None:
-        """Keep the checkpoint of a step whatever `keep` says; collective."""
+        """Keep the checkpoint of a step in the first tier, whatever `keep` says.
 
-        def pin() -> bytes:
-            self._keeper.run.pin(step)
-            return b""
-
-        run(self._talks.save.on_root(pin, "pin"))
+        Collective.
+        """
+        self._on_each_node(lambda: self._keeper.run.pin(step), "pin")
 
     # The end.
 
     def close(self) -> None:
-        """Wait for the last save and let another job write; collective."""
+        """Wait for the last save and its copies, and let another job write; collective.
+
+        Notes
+        -----
+        After a preemption it waits for copies only if the wall time is enough for them.
+        """
         if not self._is_open:
             return
         try:
             with self._saver.telling_outcome():
                 self._watch.finish()
             self.wait()
-            if self._talks.save.rank == 0:
+            left_s = self._preemption.time_left_s() if self._leads else math.inf
+            run(self._tiers.drain(self._talks.save, left_s))
+            if self._leads:
                 self._keeper.take_back_attempt()
         finally:
             self._close_locally()
@@ -330,8 +391,13 @@ class CheckpointManager:
     def _close_locally(self) -> None:
         self._is_open = False
         self._preemption.close()
-        if self._talks.save.rank == 0:
+        self._tiers.close()
+        if self._leads:
             self._keeper.release()
+
+    def _on_each_node(self, call: Callable[[], object], phase: str) -> None:
+        """Call where a run directory is looked after: on rank 0, or on each node."""
+        run(self._restorer.on_each_node(call, phase))
 
     def _stop(
         self, step: int, metrics: Mapping[str, Any] | None, *, halted: bool
@@ -350,7 +416,14 @@ class CheckpointManager:
 
     def _went_back_to(self, restored: Restored) -> Restored:
         self.next_step = restored.step + 1
-        self._saver.goes_on_from(restored.step, restored.manifest.wall_clock_seconds)
+        self._saver.goes_on_from(restored.step, restored.manifest)
         self._keeper.goes_on_from = restored.step
         self._watch.restored(restored.step)
         return restored
+
+
+def _run_dir_of(first: Tier) -> Path:
+    if isinstance(first, LocalTier):
+        return own_directory(first.path)
+    assert isinstance(first, DirectoryTier)
+    return Path(os.path.abspath(local_path(first.path, _NO_STORE)))

@@ -12,6 +12,8 @@ from mpickpt.errors import CheckpointError, from_record, to_record
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.line import ROOT
 from mpickpt.parallel.waiting import Steps
+from mpickpt.storage.places import Place
+from mpickpt.storage.remote_path import RemotePath
 from mpickpt.storage.shared_mark import (
     MarkSearch,
     Witness,
@@ -92,7 +94,7 @@ def require_one_directory(
 
 
 def explain_missing(
-    talk: Conversation, directory: Path, checkpoint_id: str, error: CheckpointError
+    talk: Conversation, directory: Place, checkpoint_id: str, error: CheckpointError
 ) -> Steps[None]:
     """Raise an error that says more where nodes do not see one directory.
 
@@ -100,8 +102,8 @@ def explain_missing(
     ----------
     talk : Conversation
         The ranks.
-    directory : Path
-        Of the checkpoint.
+    directory : Path or RemotePath
+        Of the checkpoint; all nodes see one store.
     checkpoint_id : str
         What the manifest says that rank 0 has read.
     error : CheckpointError
@@ -111,7 +113,7 @@ def explain_missing(
     -----
     Collective. Returns where nothing is to be added.
     """
-    if talk.size == 1:
+    if talk.size == 1 or isinstance(directory, RemotePath):
         return
     looking = lookers((yield from talk.allgather(own_view(), PHASE)))
     if not looking:

@@ -1,8 +1,9 @@
 """The options of a save, with defaults from the environment, and what it returns."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpickpt.parallel.waiting import resolve_timeout_s
 from mpickpt.planning.blocks import MAX_BLOCK_NBYTES
@@ -11,6 +12,9 @@ from mpickpt.planning.striping import (
     Striping,
     parse_striping,
 )
+
+if TYPE_CHECKING:
+    from mpickpt.parallel.receipts import Receipts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class SaveResult:
         Bytes of this rank's shard.
     seconds : dict of str to float
         Time that this rank spent in each phase.
+    receipts : Receipts
+        What every rank has written, in rank order.
     """
 
     path: Path
@@ -117,6 +123,7 @@ class SaveResult:
     nbytes: int
     written_nbytes: int
     seconds: dict[str, float]
+    receipts: "Receipts" = field(repr=False, compare=False)
 
 
 def default_direct_io() -> str:

@@ -133,7 +133,7 @@ def begin_save(
         earlier.finish()
         if earlier.owner is owner:
             earlier.settle()
-    memory = memory_of(talks.memory, call.directory.parent)
+    memory = memory_of(talks.memory, call.run_key)
     save = Save(talks.pending, memory, call)
     staging = talks.memory.setdefault("staging", Staging())
     steps = run(_staged(save, staging))
@@ -193,7 +193,7 @@ def _staged(save: Save, staging: Staging) -> Steps[Steps[SaveResult]]:
         return write_staged_file(path, staged, style, cancelled)
 
     save.forget_state()
-    return save.published(drafted.without_arrays(), write)
+    return save.published(drafted.without_arrays(), write, staged.content)
 
 
 def resolved_progress(progress: Progress, comm: Any) -> str:

@@ -15,6 +15,7 @@ from mpickpt.errors import (
     IncompleteCheckpointError,
     ManifestError,
 )
+from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.load import Load
@@ -22,6 +23,9 @@ from mpickpt.parallel.load_call import LoadCall
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.waiting import Steps
 from mpickpt.storage.catalog import step_path
+from mpickpt.storage.further_tiers import FurtherTiers
+from mpickpt.storage.places import Place, is_there
+from mpickpt.storage.remote_path import parse_place
 from mpickpt.storage.run_directory import other_step
 from mpickpt.storage.shard_file import is_no_file
 
@@ -46,20 +50,23 @@ class Restored:
         As `load_sharded` returns it.
     manifest : ShardManifest
         Of the checkpoint.
-    path : Path
+    path : Path or RemotePath
         Its directory.
     rejected : dict of int to str
         Newer steps that were passed over, each with its reason.
+    source : str
+        What came from which disks or tiers, in words; "" where there is one only.
     """
 
     step: int
     state: Any
     manifest: ShardManifest
-    path: Path
+    path: Place
     rejected: dict[int, str]
+    source: str = ""
 
 
-MakeCall = Callable[[Path], LoadCall]
+MakeCall = Callable[[Place], LoadCall]
 
 
 def is_damage(error: CheckpointError) -> bool:
@@ -75,6 +82,7 @@ def restore_newest(
     keeper: RunKeeper,
     make_call: MakeCall,
     *,
+    others: FurtherTiers,
     tag: int,
     max_attempts: int,
 ) -> Steps[Restored | None]:
@@ -88,6 +96,8 @@ def restore_newest(
         Of the run directory.
     make_call : callable of Path
         The load of one checkpoint.
+    others : FurtherTiers
+        The tiers behind the run directory; of a step the nearest that is whole counts.
     tag : int
         Of this load alone.
     max_attempts : int
@@ -103,7 +113,12 @@ def restore_newest(
         try:
             return (
                 yield from _newest_of_those_listed(
-                    talk, keeper, make_call, tag=tag, max_attempts=max_attempts
+                    talk,
+                    keeper,
+                    make_call,
+                    others=others,
+                    tag=tag,
+                    max_attempts=max_attempts,
                 )
             )
         except CheckpointNotFoundError:
@@ -117,7 +132,7 @@ def restore_one(
     talk: Conversation,
     keeper: RunKeeper,
     make_call: MakeCall,
-    path: Path,
+    path: Place,
     *,
     tag: int,
 ) -> Steps[Restored]:
@@ -173,11 +188,12 @@ def _newest_of_those_listed(
     keeper: RunKeeper,
     make_call: MakeCall,
     *,
+    others: FurtherTiers,
     tag: int,
     max_attempts: int,
 ) -> Steps[Restored | None]:
     rejected: dict[int, str] = {}
-    listed = yield from talk.on_root(lambda: _newest_first(keeper), PHASE)
+    listed = yield from talk.on_root(lambda: _newest_first(keeper, others), PHASE)
     failure: CheckpointError | None = None
     for step, path, attempts in json.loads(listed):
         if attempts >= max_attempts:
@@ -185,7 +201,7 @@ def _newest_of_those_listed(
             continue
         try:
             restored = yield from restore_one(
-                talk, keeper, make_call, Path(path), tag=tag
+                talk, keeper, make_call, parse_place(path), tag=tag
             )
         except CheckpointError as error:
             if not is_damage(error):
@@ -193,7 +209,7 @@ def _newest_of_those_listed(
             failure = error
             rejected[step] = error.message
             if talk.rank == 0:
-                log.warning("step %d is damaged, trying an older: %s", step, error)
+                log.warning("%s is damaged, trying the next: %s", path, error)
         else:
             return Restored(
                 step=restored.step,
@@ -201,16 +217,24 @@ def _newest_of_those_listed(
                 manifest=restored.manifest,
                 path=restored.path,
                 rejected=rejected,
+                source=path if others else "",
             )
     if rejected:
         raise _none_is_whole(keeper, rejected) from failure
     return None
 
 
-def _newest_first(keeper: RunKeeper) -> bytes:
+def _newest_first(keeper: RunKeeper, others: FurtherTiers) -> bytes:
+    """Return steps, places and attempts: the highest step first, the nearest place."""
+    places: dict[int, list[Place]] = {e.step: [e.path] for e in keeper.look()}
+    for step in others.steps():
+        further = others.directories(step)
+        found = [place for place in further if is_there(place / MANIFEST_NAME)]
+        places[step] = [*places.get(step, []), *found]
     listed = [
-        (entry.step, str(entry.path), keeper.run.attempts(entry.step))
-        for entry in reversed(keeper.look())
+        (step, str(place), keeper.run.attempts(step))
+        for step in sorted(places, reverse=True)
+        for place in places[step]
     ]
     return json.dumps(listed).encode()
 

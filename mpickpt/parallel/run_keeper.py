@@ -208,7 +208,12 @@ class RunKeeper:
             self.lease = None
 
     def _set_aside_after(self, step: int) -> None:
-        later = [entry for entry in self.run.candidates() if entry.step > step]
+        # A step that was passed over here may have come from a further tier.
+        later = [
+            entry
+            for entry in self.run.candidates()
+            if entry.step > step or entry.step in self._reasons
+        ]
         if later:
             remove_old_rejected(self.run)  # a run may go back any number of times
         for entry in later:

@@ -9,18 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import CollectiveTimeoutError
+from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.communicators import Conversations
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.describe import memory_of
+from mpickpt.parallel.local_restore import LocalRestorer
+from mpickpt.parallel.node_save import on_nodes
 from mpickpt.parallel.options import SaveOptions, SaveResult
 from mpickpt.parallel.pending import OnBusy, begin_save
 from mpickpt.parallel.pending_save import PendingSave, pending_of
 from mpickpt.parallel.run_keeper import RunKeeper
+from mpickpt.parallel.run_restorer import RunRestorer
+from mpickpt.parallel.run_tiers import RunTiers
 from mpickpt.parallel.save import save_at_once
 from mpickpt.parallel.save_call import SaveCall, nothing_published
+from mpickpt.parallel.save_record import manifest_of_shards
 from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
-from mpickpt.storage.catalog import step_path
+from mpickpt.planning.tiers import LocalTier
+from mpickpt.storage.catalog import read_manifest, step_path
+
+_N_SAVES = "saves"  # of the run, this one included: every n-th goes to a further tier
 
 
 class RunSaver:
@@ -32,6 +41,12 @@ class RunSaver:
         The ranks.
     keeper : RunKeeper
         Of the run directory.
+    restorer : RunRestorer or LocalRestorer
+        Knows who looks after which run directory.
+    local : LocalTier or None
+        The first tier, if it is the disk of each node.
+    tiers : RunTiers
+        The tiers behind the first one.
     state, progress, on_busy, options, metadata
         As in `CheckpointManager`; `progress` is resolved.
 
@@ -46,7 +61,10 @@ class RunSaver:
         comm: Any,
         talks: Conversations,
         keeper: RunKeeper,
+        restorer: RunRestorer | LocalRestorer,
         *,
+        local: LocalTier | None,
+        tiers: RunTiers,
         state: Callable[[], Any],
         progress: str,
         on_busy: OnBusy,
@@ -57,6 +75,12 @@ class RunSaver:
         self._comm = comm
         self._talks = talks
         self._keeper = keeper
+        self._restorer = restorer
+        self._leads = run(restorer.leads())
+        self._local = local
+        self._tiers = tiers
+        self._n_saves = 0
+        self._went_back_to: int | None = None
         self._state = state
         self._progress = progress
         self._on_busy = on_busy
@@ -70,17 +94,19 @@ class RunSaver:
         """The run directory."""
         return self._keeper.run.path
 
-    def goes_on_from(self, step: int, ran_s: float) -> None:
-        """Note that a step was restored, and how long the run had taken by then.
+    def goes_on_from(self, step: int, manifest: ShardManifest) -> None:
+        """Note that a step was restored, and what the run had done by then.
 
         Notes
         -----
         What the run took before this process is what the first restore says: to go
         back later takes no time off.
         """
-        self.last_step = step
+        self.last_step = self._went_back_to = step
+        n_saves = manifest.run.get(_N_SAVES)
+        self._n_saves = n_saves if isinstance(n_saves, int) else 0
         if self._ran_before_s is None:
-            self._ran_before_s = ran_s
+            self._ran_before_s = manifest.wall_clock_seconds
 
     def poll(self) -> bool:
         """Let the save in the background go on; tell whether it has failed."""
@@ -100,7 +126,7 @@ class RunSaver:
             Whether to wait until it is durable.
         """
         with nothing_published():
-            run(self._talks.save.on_root(lambda: self._become_writer(step), "lease"))
+            run(self._made_ready(step))
         begin = time.monotonic()
         call = self._call(step, metrics)
         if wait:
@@ -139,6 +165,18 @@ class RunSaver:
         if pending is not None:
             pending.abandon()
 
+    def _made_ready(self, step: int) -> Steps[None]:
+        """Take the lease, tidy up, and wait for further tiers that lag too far."""
+        yield from self._restorer.on_each_node(
+            lambda: self._become_writer(step), "lease"
+        )
+        back, self._went_back_to = self._went_back_to, None
+        if back is not None and self._tiers:
+            yield from self._talks.save.on_root(
+                lambda: self._tiers.set_aside_after(back), "lease"
+            )
+        yield from self._tiers.await_turn(self._talks.save)
+
     def _become_writer(self, step: int) -> bytes:
         earlier = pending_of(self._talks)
         under_way = {}
@@ -163,25 +201,35 @@ class RunSaver:
 
     def _saved_at_once(self, call: SaveCall) -> Steps[None]:
         talk = self._talks.save
-        memory = memory_of(self._talks.memory, self.run_dir)
+        memory = memory_of(self._talks.memory, call.run_key)
         result = yield from save_at_once(Save(talk, memory, call))
         yield from self._after_publish(talk, result)
 
     def _after_publish(self, talk: Conversation, result: SaveResult) -> Steps[None]:
-        """Forget attempts, since there was progress, and remove what is too old."""
+        """Forget attempts, since there was progress; copy; remove what is too old."""
         self._keeper.retention.good.add(result.step)
-        if talk.rank == 0:
+        self._n_saves += 1
+        if self._leads:
             self._keeper.forget_attempts()
+        if self._tiers:
+            self._copy(talk.rank, result)
         try:
             yield from self._keeper.retention.apply(talk, result.step)
         except CollectiveTimeoutError as error:
             error.outcome = "unknown"  # not "unpublished", to be exact
             raise
 
+    def _copy(self, rank: int, result: SaveResult) -> None:
+        if rank == 0:
+            manifest = read_manifest(result.path)
+        else:
+            manifest = manifest_of_shards(result)
+        self._tiers.copy(manifest, result.path, rank, n_saves=self._n_saves)
+
     def _call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
         if self._ran_before_s is None:
             self._ran_before_s = 0.0
-        return SaveCall(
+        call = SaveCall(
             state=self._state,
             directory=step_path(self.run_dir, step),
             step=step,
@@ -190,16 +238,20 @@ class RunSaver:
             overwrite=False,
             options=self._options,
             comm=self._comm,
-            run=_run_record(),
+            run=_run_record(self._n_saves + 1),
             ran_before_s=self._ran_before_s,
             before_publish=self._keeper.require_lease,
             make_space=self._keeper.retention.make_space,
         )
+        if self._local is None:
+            return call
+        return on_nodes(call, self._local.path, copies=self._local.copies)
 
 
-def _run_record() -> dict[str, Any]:
+def _run_record(n_saves: int) -> dict[str, Any]:
     """Return what the manifest says of the job that saved."""
     return {
+        _N_SAVES: n_saves,
         "host": socket.gethostname(),
         "job_id": os.environ.get("SLURM_JOB_ID"),
         "restart_count": int(os.environ.get("SLURM_RESTART_COUNT") or 0),

@@ -97,7 +97,7 @@ def save_sharded(
     if earlier is not None:
         # Two saves at a time could be to one path, and each sweep what is the other's.
         earlier.finish()
-    memory = memory_of(talks.memory, call.directory.parent)
+    memory = memory_of(talks.memory, call.run_key)
     return run(save_at_once(Save(talks.save, memory, call)))
 
 

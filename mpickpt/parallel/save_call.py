@@ -7,13 +7,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpickpt.errors import CollectiveTimeoutError
+from mpickpt.errors import CollectiveTimeoutError, StorageError
 from mpickpt.format.naming import parse_step_directory
 from mpickpt.parallel.communicators import Conversations, conversations_of
 from mpickpt.parallel.launcher import check_launcher
 from mpickpt.parallel.options import SaveOptions
+from mpickpt.storage.places import local_path
+
+if TYPE_CHECKING:
+    from mpickpt.parallel.ground import Ground
+
+_NO_STORE = (
+    "a save writes files; save to a directory, and have it copied by "
+    "CheckpointManager(tiers=[...]) or mpickpt cp"
+)
 
 
 def _let_pass() -> None:
@@ -42,8 +51,9 @@ def place_and_options(
             raise TypeError(
                 f"options is a {type(options).__name__}; expected SaveOptions or None"
             )
-        return Path(os.path.abspath(path)), options, None
-    except (TypeError, ValueError) as error:
+        directory = local_path(path, _NO_STORE)
+        return Path(os.path.abspath(directory)), options, None
+    except (TypeError, ValueError, StorageError) as error:
         return Path(os.sep), _KNOWN_OPTIONS, error
 
 
@@ -82,11 +92,16 @@ class SaveCall:
     ran_before_s : float
         Run time before this process was started, in seconds.
     before_publish : callable
-        Called on rank 0 before the manifest is published; may raise.
+        Called before the manifest is published by the rank that does it: rank 0, or
+        the lowest of each node; may raise.
     make_space : callable of int
-        Called on rank 0 with the bytes to come, before the space is checked.
+        Called by the same ranks with the bytes to come, before the space is checked.
     unusable : Exception or None
         What is wrong with the arguments, found when the call was made.
+    ground : Ground or None
+        Where to write, of this save alone; None is `directory`, which all ranks see.
+    run_name : Path or None
+        What all ranks call the run; None is the parent of `directory`.
     """
 
     state: Callable[[], Any]
@@ -102,6 +117,13 @@ class SaveCall:
     before_publish: Callable[[], None] = _let_pass
     make_space: Callable[[int], None] = _leave_it
     unusable: Exception | None = None
+    ground: "Ground | None" = None
+    run_name: Path | None = None
+
+    @property
+    def run_key(self) -> Path:
+        """By what saves remember what they know of a run; alike on all ranks."""
+        return self.directory.parent if self.run_name is None else self.run_name
 
     def check(self) -> None:
         """Raise unless the arguments are of the right kind."""

@@ -1,7 +1,6 @@
 """What the saved ranks had: their trees merged into one, and single ones on demand."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.waiting import Steps
 from mpickpt.planning.merge import merge, pack_tree, skeleton, unpack_tree
 from mpickpt.planning.tree_walk import find
+from mpickpt.storage.places import Place
 from mpickpt.storage.saved_state import SavedState
 from mpickpt.storage.shard_reader import ShardReader
 
@@ -27,7 +27,7 @@ class SavedRanks:
 
     Parameters
     ----------
-    directory : Path
+    directory : Path or RemotePath
         Of the checkpoint.
     manifest : ShardManifest
         Its manifest.
@@ -36,7 +36,7 @@ class SavedRanks:
     """
 
     def __init__(
-        self, directory: Path, manifest: ShardManifest, rename: Rename
+        self, directory: Place, manifest: ShardManifest, rename: Rename
     ) -> None:
         self.size = manifest.world_size
         self._state = SavedState(directory, manifest)
