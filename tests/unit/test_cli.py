@@ -188,7 +188,7 @@ def test_interrupt_and_broken_pipe_are_quiet(run_dir, monkeypatch, capsys):
     def interrupted(run_dir):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ls, "step_directories", interrupted)
+    monkeypatch.setattr(ls, "named_steps", interrupted)
 
     assert run(capsys, "ls", run_dir) == (130, "", "")
 

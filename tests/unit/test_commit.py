@@ -8,6 +8,7 @@ import pytest
 
 from mpickpt.errors import StorageError
 from mpickpt.storage import commit
+from mpickpt.storage.manifest_publishing import publish_manifest
 
 MANIFEST = "manifest.json"
 
@@ -158,7 +159,7 @@ def test_rename_durably_syncs_both_directories(tmp_path, monkeypatch):
 def test_publish_manifest_replaces_a_stale_temporary_file(tmp_path):
     (tmp_path / f"{MANIFEST}.tmp").write_bytes(b"of a crash")
 
-    commit.publish_manifest(tmp_path, b"{}")
+    publish_manifest(tmp_path, b"{}")
 
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
     assert (tmp_path / MANIFEST).read_bytes() == b"{}"
@@ -179,7 +180,7 @@ def test_publish_manifest_undoes_it_when_a_sync_fails(
     FailingCalls(monkeypatch, "fsync", failing={STEPS[step]})
 
     with pytest.raises(StorageError) as caught:
-        commit.publish_manifest(tmp_path, b"new")
+        publish_manifest(tmp_path, b"new")
 
     assert "unknown" not in str(caught.value)
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -195,7 +196,7 @@ def test_publish_manifest_keeps_what_was_there_when_the_rename_fails(
     FailingCalls(monkeypatch, "rename", failing={1})
 
     with pytest.raises(StorageError):
-        commit.publish_manifest(tmp_path, b"new")
+        publish_manifest(tmp_path, b"new")
 
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert kept == ({MANIFEST: before} if before else {})
@@ -205,7 +206,7 @@ def test_publish_manifest_says_unknown_when_it_cannot_be_undone(tmp_path, monkey
     FailingCalls(monkeypatch, "fsync", failing=range(3, 9))
 
     with pytest.raises(StorageError, match="is unknown") as caught:
-        commit.publish_manifest(tmp_path, b"new")
+        publish_manifest(tmp_path, b"new")
 
     assert caught.value.errno == errno.EIO
 

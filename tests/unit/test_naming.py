@@ -49,6 +49,23 @@ def test_document_about_a_checkpoint_parses_back(directory):
     assert naming.parse_document_name("step-1.json") is None
 
 
+def test_copy_mark_and_temporaries_of_copiers_are_the_librarys():
+    id8 = "3f2a91c0"
+    mark = naming.copy_mark_name(id8 * 4)
+    finals = ["manifest.json", f"rank00003-{id8}.h5", "layout-0123456789abcdef.h5"]
+    temporaries = [naming.temporary_name(name, "7c010000") for name in finals]
+
+    assert naming.parse_copy_mark_name(mark) == id8
+    assert [*map(naming.parse_temporary_name, temporaries)] == finals
+    assert {*map(naming.parse_temporary_token, temporaries)} == {"7c010000"}
+    assert all(map(naming.is_own_file, [mark, *temporaries]))
+    assert naming.parse_shard_name(temporaries[1]) == naming.ShardName(3, id8, True)
+    assert naming.parse_shard_path(temporaries[1]) is None
+    for foreign in ("copying-3f2a91c.json", "manifest.json", "notes.txt.7c010000.tmp"):
+        assert naming.parse_copy_mark_name(foreign) is None
+        assert not naming.is_own_file(foreign)
+
+
 def test_lease_and_sub_directory_parse_back():
     assert naming.parse_lease_name(naming.lease_name(7)) == 7
     assert naming.parse_lease_name("7.json") is None

@@ -133,8 +133,8 @@ def test_checkpoint_that_is_removed_while_it_is_looked_at_is_no_damage(
 ):
     newest_first = restore_module._newest_first
 
-    def remove_after_listing(keeper):
-        listed = newest_first(keeper)
+    def remove_after_listing(keeper, others):
+        listed = newest_first(keeper, others)
         shutil.rmtree(mpickpt.step_path(run, 4), ignore_errors=True)
         return listed
 
