@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mpickpt.cli.output import nbytes_text, progress_bar, shown
-from mpickpt.cli.run_arguments import count
+from mpickpt.cli.place_arguments import count
 from mpickpt.planning.pace_of_bytes import BytePace
 from mpickpt.planning.units import parse_rate
-from mpickpt.storage.copy_target import Place
-from mpickpt.storage.remote_path import parse_place
 
 _LINE_EVERY_S = 10.0
 _JOBS = 4
@@ -38,14 +36,6 @@ def add_copy_arguments(parser: argparse.ArgumentParser) -> None:
 def pace_of(options: argparse.Namespace) -> BytePace:
     """Return the pace that was asked for."""
     return BytePace(options.bandwidth)
-
-
-def place(text: str) -> Place:
-    """Return the path, or the place in a store, that an argument says."""
-    try:
-        return parse_place(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def rate(text: str) -> float:

@@ -4,8 +4,9 @@ import argparse
 import time
 from pathlib import Path
 
-from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of, place
+from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of
 from mpickpt.cli.output import nbytes_text, print_line
+from mpickpt.cli.place_arguments import place
 from mpickpt.cli.status import WHOLE
 from mpickpt.format.naming import (
     CONTROL_DIRECTORY,
@@ -16,12 +17,13 @@ from mpickpt.format.naming import (
 )
 from mpickpt.format.records import ShardManifest
 from mpickpt.storage.catalog import read_manifest
-from mpickpt.storage.copy_target import CopyControl, Place, files_of
+from mpickpt.storage.copy_target import CopyControl, files_of
 from mpickpt.storage.copying import (
     copy_shards,
     is_published,
     publish_copy,
 )
+from mpickpt.storage.places import Place
 from mpickpt.storage.small_file import names_in
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of, place
+from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of
 from mpickpt.cli.output import nbytes_text, print_json, print_line
-from mpickpt.cli.run_arguments import count
+from mpickpt.cli.place_arguments import count, place
 from mpickpt.cli.status import (
     DAMAGED,
     FAILED,
@@ -33,7 +33,7 @@ from mpickpt.planning.units import parse_seconds
 from mpickpt.storage.catalog import checkpoints, read_manifest
 from mpickpt.storage.copy_publishing import ranks_text
 from mpickpt.storage.copy_sweep import last_change, sweep_copies
-from mpickpt.storage.copy_target import CopyControl, Place, files_of
+from mpickpt.storage.copy_target import CopyControl, files_of
 from mpickpt.storage.copying import (
     copy_shards,
     is_published,
@@ -42,6 +42,7 @@ from mpickpt.storage.copying import (
     publish_copy,
     ranks_in,
 )
+from mpickpt.storage.places import Place
 
 _WAIT_S = 120.0
 _LOOK_S = 0.5

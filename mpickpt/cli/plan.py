@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpickpt.cli.output import print_json, print_line, print_table
-from mpickpt.cli.run_arguments import count
+from mpickpt.cli.place_arguments import count
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.planning.cost import (
     GIGABIT_LINK_BPS,

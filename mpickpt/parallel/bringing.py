@@ -27,8 +27,8 @@ from mpickpt.planning.sources import (
     plan_passages,
 )
 from mpickpt.storage.commit import make_directory
-from mpickpt.storage.copy_target import Place
 from mpickpt.storage.filesystem import file_system_of
+from mpickpt.storage.places import Place
 from mpickpt.storage.space import require_space
 
 _MOST_PLACES = 8

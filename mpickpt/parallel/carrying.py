@@ -8,9 +8,10 @@ from pathlib import Path
 from mpickpt.errors import CheckpointError, StorageError
 from mpickpt.parallel.ferry import PIECE_NBYTES, Activity, Ferry
 from mpickpt.planning.sources import FileRecord, Passage
-from mpickpt.storage.copy_target import CopyControl, Place
+from mpickpt.storage.copy_target import CopyControl
 from mpickpt.storage.copy_to_directory import DirectoryTarget
 from mpickpt.storage.incoming_file import IncomingFile
+from mpickpt.storage.places import Place
 from mpickpt.storage.shard_file import open_shard_file
 
 

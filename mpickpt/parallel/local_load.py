@@ -32,7 +32,7 @@ from mpickpt.planning.sources import (
     sources_said,
 )
 from mpickpt.storage.catalog import step_path
-from mpickpt.storage.copy_target import Place
+from mpickpt.storage.places import Place
 from mpickpt.storage.shard_file import is_no_file
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from mpickpt.parallel.waiting import Steps, run
 from mpickpt.planning.node_map import NodeMap
 from mpickpt.planning.tiers import LocalTier
 from mpickpt.storage.catalog import step_path
-from mpickpt.storage.copy_target import Place
 from mpickpt.storage.further_tiers import FurtherTiers
+from mpickpt.storage.places import Place
 
 log = logging.getLogger(__name__)
 

@@ -97,7 +97,10 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """What a save wrote; equal on all ranks but for `seconds` and `written_nbytes`.
+    """What a save wrote.
+
+    Equal on all ranks but for `seconds` and `written_nbytes`, and on the disks of nodes
+    `path`.
 
     Attributes
     ----------

@@ -31,7 +31,8 @@ class PendingSave:
     -----
     A thread writes the shard by itself. Agreeing and publishing take messages: with
     ``progress="poll"`` they go on whenever `poll` is called, and are over within six
-    polls of every rank after the slowest rank has written; `result` waits for all.
+    polls of every rank after the slowest rank has written, and on the disks of nodes
+    with copies after one for each 16 MiB more; `result` waits for all.
     """
 
     def __init__(

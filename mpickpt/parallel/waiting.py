@@ -15,7 +15,6 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 
-
 @dataclass(frozen=True, slots=True)
 class Nap:
     """A wait for this rank's own work, of which nobody else tells.

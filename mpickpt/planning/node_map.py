@@ -34,7 +34,10 @@ class NodeMap:
     @cached_property
     def leaders(self) -> tuple[int, ...]:
         """The lowest rank of each node."""
-        return tuple(self.node_of.index(node) for node in range(self.n_nodes))
+        lowest: dict[int, int] = {}
+        for rank, node in enumerate(self.node_of):
+            lowest.setdefault(node, rank)
+        return tuple(lowest[node] for node in range(self.n_nodes))
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank's node."""

@@ -15,9 +15,10 @@ from mpickpt.errors import CheckpointExistsError, IncompleteCheckpointError
 from mpickpt.format.local_tier import TIER_FIELD
 from mpickpt.format.manifest import dump_manifest
 from mpickpt.format.records import ShardManifest
-from mpickpt.storage.copy_target import CopyTarget, Place, TierKind
+from mpickpt.storage.copy_target import CopyTarget, TierKind
 from mpickpt.storage.copy_to_directory import DirectoryTarget
 from mpickpt.storage.copy_to_store import StoreTarget
+from mpickpt.storage.places import Place
 
 _MOST_NAMED = 8
 

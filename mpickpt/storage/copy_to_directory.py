@@ -35,7 +35,6 @@ from mpickpt.storage.contents import own_files
 from mpickpt.storage.copy_target import (
     CopyControl,
     FileRecord,
-    Place,
     TierKind,
     files_of,
     mark_of,
@@ -49,7 +48,7 @@ from mpickpt.storage.held_temporary import (
     is_temporary,
 )
 from mpickpt.storage.inflow import Inflow
-from mpickpt.storage.places import read_nbytes_at_once, reads_direct
+from mpickpt.storage.places import Place, read_nbytes_at_once, reads_direct
 from mpickpt.storage.ring import ring_of
 from mpickpt.storage.second_look import is_gone
 from mpickpt.storage.shard_file import ShardFile

@@ -18,13 +18,13 @@ from mpickpt.format.records import ShardManifest
 from mpickpt.storage.copy_target import (
     CopyControl,
     FileRecord,
-    Place,
     TierKind,
     files_of,
     mark_of,
 )
 from mpickpt.storage.copy_to_directory import DirectoryTarget
 from mpickpt.storage.held_temporary import ABANDONED_S
+from mpickpt.storage.places import Place
 from mpickpt.storage.remote_path import RemotePath
 
 

@@ -24,7 +24,8 @@ from mpickpt.storage.copy_publishing import (
     publish_copy,
     target_of,
 )
-from mpickpt.storage.copy_target import CopyControl, FileRecord, Place, files_of
+from mpickpt.storage.copy_target import CopyControl, FileRecord, files_of
+from mpickpt.storage.places import Place
 
 __all__ = [
     "copy_checkpoint",

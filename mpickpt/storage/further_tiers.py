@@ -8,7 +8,7 @@ from mpickpt.format.manifest import parse_manifest
 from mpickpt.format.naming import MANIFEST_NAME, step_directory_name
 from mpickpt.format.records import ShardManifest
 from mpickpt.storage.catalog import checkpoints, missing_shards, read_manifest_text
-from mpickpt.storage.copy_target import Place
+from mpickpt.storage.places import Place
 
 log = logging.getLogger(__name__)
 

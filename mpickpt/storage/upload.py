@@ -18,7 +18,8 @@ from mpickpt.errors import (
 from mpickpt.format.naming import step_directory_name
 from mpickpt.format.records import ShardManifest
 from mpickpt.planning.pace_of_bytes import BytePace
-from mpickpt.storage.copy_target import Place, TierKind, files_of
+from mpickpt.storage.copy_target import TierKind, files_of
+from mpickpt.storage.places import Place
 
 UploadPhase = Literal["waiting", "copying", "publishing", "done", "failed"]
 

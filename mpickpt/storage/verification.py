@@ -11,6 +11,7 @@ from typing import Any
 
 from mpickpt.errors import CheckpointError, CorruptShardError, IncompleteCheckpointError
 from mpickpt.format.digest import BLOCK_NBYTES, crc32
+from mpickpt.format.local_tier import has_layout_here, shards_here
 from mpickpt.format.records import LayoutRecord, ShardManifest, ShardRecord
 from mpickpt.storage.catalog import is_new, read_manifest, rubbish
 from mpickpt.storage.checks import corrupt_shard
@@ -77,7 +78,8 @@ class VerifyReport:
     manifest : ShardManifest
         Its manifest, which is whole.
     files : tuple of FileReport
-        The shards in rank order, then the layout file.
+        The shards in rank order, then the layout file; on a node's own disk those that
+        belong there.
     rubbish : tuple of str
         Files that a crashed save left; harmless.
     """
@@ -162,8 +164,8 @@ def _verified(
 
     stop = threading.Event()
     with _threads(jobs or _usual_jobs(directory), stop) as threads:
-        files = list(threads.map(verified_shard, manifest.shards))
-    if manifest.layout is not None:
+        files = list(threads.map(verified_shard, shards_here(manifest)))
+    if manifest.layout is not None and has_layout_here(manifest):
         files.append(_verified_layout(directory, manifest.layout))
     return VerifyReport(
         path=directory,
