@@ -71,7 +71,7 @@ lint() {
 
 venv=${MPICKPT_VENV:-${VIRTUAL_ENV:-$PWD/.venv}}
 install_tools
-make_environment "$venv" mpich,test
+make_environment "$venv" mpich,test,servers
 if [ "${MPICKPT_TEST_OPENMPI:-1}" = 1 ]; then
     make_environment "$PWD/.venv-openmpi" openmpi,test
     export MPICKPT_TEST_OTHER_PYTHON="$PWD/.venv-openmpi/bin/python"

@@ -22,7 +22,7 @@ from mpickpt.parallel.preemption import Preemption
 from mpickpt.parallel.restore import Restored
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.run_saver import RunSaver
-from mpickpt.parallel.run_tiers import RunTiers
+from mpickpt.parallel.run_tiers import OnStall, RunTiers
 from mpickpt.parallel.waiting import run
 from mpickpt.parallel.watch import Watch
 from mpickpt.planning.interval import Trigger
@@ -321,13 +321,17 @@ class CheckpointManager:
         ------
         CheckpointError
             On every rank, what went wrong for good with a copy since it was last told.
+            Without `timeout_s` also why a tier refuses copies, if none went on for a
+            minute: they may still come, or `mpickpt flush` goes on with them.
 
         Notes
         -----
         Collective; waits for the save in the background too.
         """
         self.wait()
-        return run(self._tiers.flushed(self._talks.save, timeout_s))
+        on_stall: OnStall = "raise" if timeout_s is None else "wait"
+        tiers, talk = self._tiers, self._talks.save
+        return run(tiers.flushed(talk, timeout_s, on_stall=on_stall))
 
     # The run directory.
 
@@ -352,7 +356,8 @@ class CheckpointManager:
 
         Notes
         -----
-        After a preemption it waits for copies only if the wall time is enough for them.
+        After a preemption it waits for copies only if the wall time is enough for them,
+        and raises nothing about a tier that only refuses for now: the job is requeued.
         """
         if not self._is_open:
             return
@@ -361,7 +366,8 @@ class CheckpointManager:
                 self._watch.finish()
             self.wait()
             left_s = self._preemption.time_left_s() if self._leads else math.inf
-            run(self._tiers.drain(self._talks.save, left_s))
+            on_stall: OnStall = "leave" if self.exit_code == REQUEUE else "raise"
+            run(self._tiers.drain(self._talks.save, left_s, on_stall=on_stall))
             if self._leads:
                 self._keeper.take_back_attempt()
         finally:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from mpickpt.errors import CheckpointError
 from mpickpt.format.records import ShardManifest
@@ -30,6 +31,8 @@ from mpickpt.storage.uploader import Uploader, UploadTarget
 log = logging.getLogger(__name__)
 
 PHASE = "copies"
+
+OnStall = Literal["raise", "leave", "wait"]
 
 # A tier that takes nothing for so long does not hold up the program any longer.
 STALL_S = 60.0
@@ -120,19 +123,29 @@ class RunTiers:
         self._tell_failures()
         lags = yield from talk.on_root(lambda: bytes([self._lags()]), PHASE)
         if lags != b"\0":
-            yield from self._waited(talk, self._max_lag, None)
+            yield from self._waited(talk, self._max_lag, None, "leave")
 
-    def flushed(self, talk: Conversation, timeout_s: float | None) -> Steps[bool]:
+    def flushed(
+        self, talk: Conversation, timeout_s: float | None, *, on_stall: OnStall
+    ) -> Steps[bool]:
         """Wait until all copies are made; tell whether they are; collective.
+
+        Parameters
+        ----------
+        timeout_s : float or None
+            How long at most, in seconds.
+        on_stall : {"raise", "leave", "wait"}
+            What to do when a tier refuses copies and none went on for a minute.
 
         Raises
         ------
         CheckpointError
-            On every rank, what went wrong for good with a copy since it was last told.
+            On every rank, what went wrong for good with a copy since it was last told;
+            or why the tier refuses.
         """
         if not self._tiers:
             return True
-        yield from self._waited(talk, 0, timeout_s)
+        yield from self._waited(talk, 0, timeout_s, on_stall)
         yield from talk.settle(self._taken_failure(), PHASE)
         left = yield from talk.on_root(lambda: bytes([self._uploader.lag > 0]), PHASE)
         return left == b"\0"
@@ -143,20 +156,24 @@ class RunTiers:
             set_aside_after(run, step)
         return b""
 
-    def drain(self, talk: Conversation, left_s: float) -> Steps[None]:
+    def drain(
+        self, talk: Conversation, left_s: float, *, on_stall: OnStall
+    ) -> Steps[None]:
         """Finish the copies if the time is enough for them, and say so; collective.
 
         Parameters
         ----------
         left_s : float
             Wall time left on rank 0, in seconds; infinity without a limit.
+        on_stall
+            As in `flushed`.
         """
         if not self._tiers:
             return
         verdict = yield from talk.on_root(lambda: self._verdict(left_s), PHASE)
         if verdict != b"leave":
             limit_s = None if verdict == b"finish" else float(verdict)
-            yield from self.flushed(talk, limit_s)
+            yield from self.flushed(talk, limit_s, on_stall=on_stall)
 
     def close(self) -> None:
         """End without finishing; local. `mpickpt flush` goes on with what is left."""
@@ -196,16 +213,24 @@ class RunTiers:
         return f"{usable_s:.3f}".encode()
 
     def _waited(
-        self, talk: Conversation, lag: int, timeout_s: float | None
+        self,
+        talk: Conversation,
+        lag: int,
+        timeout_s: float | None,
+        on_stall: OnStall,
     ) -> Steps[None]:
         def wait(cancelled: threading.Event) -> None:
             if talk.rank == 0 or lag == 0:
-                self._wait(cancelled, lag, timeout_s)
+                self._wait(cancelled, lag, timeout_s, on_stall)
 
         yield from talk.work(wait, PHASE)
 
     def _wait(
-        self, cancelled: threading.Event, lag: int, timeout_s: float | None
+        self,
+        cancelled: threading.Event,
+        lag: int,
+        timeout_s: float | None,
+        on_stall: OnStall,
     ) -> None:
         begin_s = moved_s = time.monotonic()
         moved = self._nbytes_moved()
@@ -215,14 +240,30 @@ class RunTiers:
                 moved, moved_s = now, now_s
             if timeout_s is not None and now_s - begin_s >= timeout_s:
                 return
-            if lag and now_s - moved_s >= STALL_S:
-                log.warning(
-                    "%d checkpoints are on their way to further tiers, and none went "
-                    "on for %.0f s: saving goes on",
-                    self._uploader.lag,
-                    STALL_S,
-                )
+            if on_stall == "wait" or now_s - moved_s < STALL_S:
+                continue
+            # Without a refusal of its own a rank waits for the shards of others.
+            refusal = self._refusal()
+            if lag or refusal is not None:
+                self._tell_stall(lag)
+                if on_stall == "raise" and refusal is not None:
+                    raise self._taken_failure() or refusal
                 return
+
+    def _refusal(self) -> CheckpointError | None:
+        """Return why the last try of a copy failed that is to be tried again."""
+        states = self._uploader.states()
+        waiting = (state.error for state in states if state.phase == "waiting")
+        return next((error for error in waiting if error is not None), None)
+
+    def _tell_stall(self, lag: int) -> None:
+        log.warning(
+            "%d checkpoints are on their way to further tiers, and none went on for "
+            "%.0f s: %s",
+            self._uploader.lag,
+            STALL_S,
+            "saving goes on" if lag else "mpickpt flush goes on with them",
+        )
 
     def _nbytes_moved(self) -> int:
         return sum(target.pace.nbytes for target in self._targets)
