@@ -1,15 +1,25 @@
 """Saves to the disks of nodes by ranks that are threads, and what to look for there."""
 
 import hashlib
+import os
 
 import numpy as np
 
 import mpickpt
 from mpickpt import PerRank, Replicated, Sharded
 from mpickpt.parallel.communicators import conversations_of
-from mpickpt.parallel.node_save import on_nodes, save_on_nodes
+from mpickpt.parallel.describe import memory_of
+from mpickpt.parallel.node_save import on_nodes
 from mpickpt.parallel.pending import begin_save
-from mpickpt.parallel.save_call import SaveCall
+from mpickpt.parallel.pending_save import pending_of
+from mpickpt.parallel.save import save_at_once
+from mpickpt.parallel.save_call import (
+    SaveCall,
+    conversations_of_save,
+    place_and_options,
+)
+from mpickpt.parallel.save_steps import Save
+from mpickpt.parallel.waiting import run
 from mpickpt.storage.catalog import step_path
 
 EVEN = ("a", "a", "b", "b")
@@ -26,6 +36,40 @@ def state(comm, rows=ROWS):
         "rng": PerRank(np.arange(comm.rank + 3)),
         "lr": 1e-3,
     }
+
+
+def save_on_nodes(
+    tree,
+    template,
+    *,
+    step,
+    comm=None,
+    copies=0,
+    metadata=None,
+    metrics=None,
+    overwrite=False,
+    options=None,
+):
+    """Save as a manager does whose first tier is the disk of each node."""
+    directory, options, unusable = place_and_options(os.sep, options)
+    talks = conversations_of_save(comm, options)
+    call = SaveCall(
+        state=lambda: tree,
+        directory=directory,
+        step=step,
+        metadata=metadata,
+        metrics=metrics,
+        overwrite=overwrite,
+        options=options,
+        comm=comm,
+        unusable=unusable,
+    )
+    call = on_nodes(call, template, copies=copies)
+    earlier = pending_of(talks)
+    if earlier is not None:
+        earlier.finish()
+    memory = memory_of(talks.memory, call.run_key)
+    return run(save_at_once(Save(talks.save, memory, call)))
 
 
 def save(comm, nodes, step=1, **options):

@@ -19,7 +19,7 @@ import numpy as np
 from mpickpt.errors import CheckpointError
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.messages import Received
-from mpickpt.parallel.waiting import Nap, Steps
+from mpickpt.parallel.waiting import Steps, beside
 
 PIECE_NBYTES = 2 << 20
 
@@ -148,7 +148,7 @@ class Ferry:
         An error of them is raised after all messages have ended: none stays behind.
         """
         try:
-            found = yield from self._beside(steps)
+            found = yield from beside(steps, self._move)
         except Exception:
             if self._talk.broken:
                 raise
@@ -165,22 +165,12 @@ class Ferry:
                 patience.progressed()
             patience.check()
             yield None
-        yield from self._beside(self._talk.allgather(b"\0", PHASE))
+        yield from beside(self._talk.allgather(b"\0", PHASE), self._move)
         self._move()
         while self._receiving:
             self._move()
             patience.check()
             yield None
-
-    def _beside(self, steps: Steps[Any]) -> Steps[Any]:
-        try:
-            while True:
-                pause = next(steps)
-                moved = self._move()
-                # A nap until this rank's own work ends would keep the others waiting.
-                yield 0.0 if moved else None if isinstance(pause, Nap) else pause
-        except StopIteration as end:
-            return end.value
 
     def _move(self) -> bool:
         with self._talk.translated(PHASE):

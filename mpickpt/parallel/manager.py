@@ -397,7 +397,7 @@ class CheckpointManager:
     def _close_locally(self) -> None:
         self._is_open = False
         self._preemption.close()
-        self._tiers.close()
+        self._tiers.close(tells=self._talks.save.rank == 0)
         if self._leads:
             self._keeper.release()
 

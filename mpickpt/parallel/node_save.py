@@ -3,20 +3,11 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from mpickpt.parallel.describe import memory_of
 from mpickpt.parallel.node_ground import NodeGround
-from mpickpt.parallel.options import SaveOptions, SaveResult
-from mpickpt.parallel.pending_save import pending_of
-from mpickpt.parallel.save import save_at_once
 from mpickpt.parallel.save_call import (
     SaveCall,
-    conversations_of_save,
-    place_and_options,
 )
-from mpickpt.parallel.save_steps import Save
-from mpickpt.parallel.waiting import run
 
 
 def on_nodes(
@@ -44,62 +35,3 @@ def on_nodes(
     return replace(
         call, directory=ground.directory, ground=ground, run_name=Path(template)
     )
-
-
-def save_on_nodes(
-    tree: Any,
-    template: str | os.PathLike[str],
-    *,
-    step: int,
-    comm: Any = None,
-    copies: int = 0,
-    metadata: dict[str, Any] | None = None,
-    metrics: dict[str, Any] | None = None,
-    overwrite: bool = False,
-    options: SaveOptions | None = None,
-) -> SaveResult:
-    """Save a state as one checkpoint of a run on the disks of the nodes.
-
-    Parameters
-    ----------
-    tree, step, comm, metadata, metrics, overwrite, options
-        As in `save_sharded`.
-    template, copies
-        As in `LocalTier`.
-
-    Returns
-    -------
-    SaveResult
-        `path` is the directory on this rank's node.
-
-    Raises
-    ------
-    ValueError
-        A copy is wanted, and all ranks are on one node; or a variable in the template
-        is not set on some rank.
-    CheckpointError
-        As `save_sharded`.
-
-    Notes
-    -----
-    Collective; otherwise as `save_sharded`.
-    """
-    directory, options, unusable = place_and_options(os.sep, options)
-    talks = conversations_of_save(comm, options)
-    call = SaveCall(
-        state=lambda: tree,
-        directory=directory,
-        step=step,
-        metadata=metadata,
-        metrics=metrics,
-        overwrite=overwrite,
-        options=options,
-        comm=comm,
-        unusable=unusable,
-    )
-    call = on_nodes(call, template, copies=copies)
-    earlier = pending_of(talks)
-    if earlier is not None:
-        earlier.finish()
-    memory = memory_of(talks.memory, call.run_key)
-    return run(save_at_once(Save(talks.save, memory, call)))

@@ -15,7 +15,7 @@ import numpy as np
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.parcels import LARGEST_PARCEL, Parcels, boxes_in
-from mpickpt.parallel.waiting import Nap, Steps
+from mpickpt.parallel.waiting import Steps, beside
 
 PHASE = "redistribute"
 
@@ -62,28 +62,18 @@ class Redistribution:
         """
         failure = None
         try:
-            yield from self._beside(steps)
+            yield from beside(steps, self._move)
         except Exception as error:
             if self.talk.broken:
                 raise
             failure = error
             self._dropped = True
         yield from self._until_sent()
-        yield from self._beside(self.talk.allgather(b"\0", PHASE))
+        yield from beside(self.talk.allgather(b"\0", PHASE), self._move)
         yield from self._until_received()
         if failure is not None:
             raise failure
         yield from self.talk.settle(self._failure, PHASE)
-
-    def _beside(self, steps: Steps[Any]) -> Steps[Any]:
-        try:
-            while True:
-                pause = next(steps)
-                moved = self._move()
-                # A nap until this rank's own work ends would keep the others waiting.
-                yield 0.0 if moved else None if isinstance(pause, Nap) else pause
-        except StopIteration as end:
-            return end.value
 
     def _until_sent(self) -> Steps[None]:
         patience = self.talk.patience(PHASE)

@@ -175,10 +175,16 @@ class RunTiers:
             limit_s = None if verdict == b"finish" else float(verdict)
             yield from self.flushed(talk, limit_s, on_stall=on_stall)
 
-    def close(self) -> None:
-        """End without finishing; local. `mpickpt flush` goes on with what is left."""
+    def close(self, *, tells: bool) -> None:
+        """End without finishing; local. `mpickpt flush` goes on with what is left.
+
+        Parameters
+        ----------
+        tells : bool
+            Whether to say what is left; on rank 0, which publishes all copies.
+        """
         for state in self._uploader.close(drain=False):
-            if state.target and state.phase != "done":
+            if tells and state.target and state.phase != "done":
                 log.warning(
                     "step %d has not come to %s: mpickpt flush goes on with it",
                     state.step,

@@ -8,7 +8,7 @@ a step at a time from `poll()`.
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -126,6 +126,27 @@ def run(steps: Steps[T]) -> T:
         return result
     finally:
         steps.close()
+
+
+def beside(steps: Steps[T], move: Callable[[], bool]) -> Steps[T]:
+    """Go on with steps, and between them move whatever is ready to be moved.
+
+    Parameters
+    ----------
+    steps : generator
+        As for `run`.
+    move : callable
+        Moves messages of its own; tells whether there were any.
+    """
+    try:
+        while True:
+            pause = next(steps)
+            moved = move()
+            # A nap until this rank's own work ends would keep the others waiting.
+            yield 0.0 if moved else None if isinstance(pause, Nap) else pause
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 def _wait(pace: Pace, pause: Pause) -> None:

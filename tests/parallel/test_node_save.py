@@ -11,10 +11,11 @@ import mpickpt
 from mpickpt import PerRank, Replicated, Sharded
 from mpickpt.parallel import partners
 from mpickpt.parallel.communicators import conversations_of
-from mpickpt.parallel.node_save import on_nodes, save_on_nodes
+from mpickpt.parallel.node_save import on_nodes
 from mpickpt.parallel.pending import begin_save
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.storage.catalog import step_path
+from tests.node_saves import save_on_nodes
 from tests.states import shard_digests
 
 ROWS = 200_000  # several pieces a shard

@@ -27,10 +27,11 @@ from mpi4py import MPI  # noqa: E402 (the process between must not initialise it
 from mpickpt import SaveOptions  # noqa: E402
 from mpickpt.parallel import node_ground, partners  # noqa: E402
 from mpickpt.parallel.communicators import conversations_of  # noqa: E402
-from mpickpt.parallel.node_save import on_nodes, save_on_nodes  # noqa: E402
+from mpickpt.parallel.node_save import on_nodes  # noqa: E402
 from mpickpt.parallel.pending import begin_save  # noqa: E402
 from mpickpt.parallel.save_call import SaveCall  # noqa: E402
 from tests.crash.small_state import state_of  # noqa: E402
+from tests.node_saves import save_on_nodes  # noqa: E402
 
 COMM = MPI.COMM_WORLD
 MOMENTS = {
