@@ -13,6 +13,7 @@ from mpickpt import (
     KeepEvery,
     LocalTier,
     ObjectTier,
+    Preemption,
     StorageError,
 )
 from mpickpt.parallel import run_tiers
@@ -190,6 +191,28 @@ def test_tier_that_refuses_holds_up_no_save_and_is_told_of(
     assert steps_of(f"{URL}/run") == [4, 5]
 
 
+@pytest.mark.parametrize("ending", ["flush", "close"])
+def test_tier_that_only_refuses_is_not_waited_for_without_end(
+    tmp_path, monkeypatch, ending
+):
+    memory_store(monkeypatch).refuse = 5
+    monkeypatch.setattr(run_tiers, "STALL_S", 0.3)
+    tiers = [DirectoryTier(tmp_path / "near"), ObjectTier(f"{URL}/run")]
+
+    def train_and_end(comm):
+        training = Training(comm)
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            training.train(1)
+            manager.save(1, wait=True)
+            getattr(manager, ending)()
+
+    failure = failure_on_ranks(2, train_and_end)
+
+    assert isinstance(failure, StorageError)
+    assert URL in str(failure)
+    assert steps_of(tmp_path / "near") == [1]
+
+
 def test_failed_copy_is_raised_on_all_ranks_when_it_is_asked_for(tmp_path):
     near, far = tmp_path / "near", tmp_path / "far"
     tiers = [DirectoryTier(near), DirectoryTier(far)]
@@ -208,6 +231,31 @@ def test_failed_copy_is_raised_on_all_ranks_when_it_is_asked_for(tmp_path):
 
     assert isinstance(failure, mpickpt.CheckpointExistsError)
     assert str(far) in str(failure)
+
+
+def test_preempted_run_leaves_a_tier_that_only_refuses_and_is_requeued(
+    tmp_path, monkeypatch, caplog
+):
+    memory_store(monkeypatch).refuse = 5
+    monkeypatch.setattr(run_tiers, "STALL_S", 0.3)
+    tiers = [DirectoryTier(tmp_path / "near"), ObjectTier(f"{URL}/run")]
+
+    def train_and_be_preempted(comm):
+        training = Training(comm)
+        preemption = Preemption(install=False)
+        with manager_of(
+            None, comm, training, tiers=tiers, preemption=preemption
+        ) as manager:
+            preemption.request()
+            for step in range(1, 4):
+                training.train(step)
+                if manager.save_if_due(step):
+                    break
+        return manager.exit_code
+
+    assert on_ranks(2, train_and_be_preempted) == [85, 85]
+    assert "mpickpt flush goes on" in caplog.text
+    assert len(steps_of(tmp_path / "near")) == 1
 
 
 # The disk of each node first.

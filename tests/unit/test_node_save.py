@@ -11,7 +11,7 @@ import mpickpt
 from mpickpt import CallMismatchError, CheckpointExistsError, StorageError
 from mpickpt.parallel import node_ground, partners
 from mpickpt.parallel.communicators import conversations_of
-from mpickpt.parallel.node_save import on_nodes, save_on_nodes
+from mpickpt.parallel.node_save import on_nodes
 from mpickpt.parallel.pending import begin_save
 from mpickpt.parallel.save_call import SaveCall
 from mpickpt.storage import filesystem
@@ -30,6 +30,7 @@ from tests.node_saves import (
     ranks_in,
     require_whole_without,
     save,
+    save_on_nodes,
     state,
 )
 from tests.nodes_of_threads import NodesOfThreads
