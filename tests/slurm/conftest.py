@@ -1,7 +1,7 @@
 """One Slurm for all tests of this folder; jobs end with the test that submits them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -46,6 +46,20 @@ def submit(cluster, time_limited, tmp_path) -> Iterator[Submitter]:
     submitter = Submitter(cluster, tmp_path)
     yield submitter
     submitter.end_all()
+
+
+@pytest.fixture
+def kill(cluster) -> Iterator[Callable[[str], None]]:
+    """Kill a node; it is there again for the next test."""
+    killed = []
+
+    def kill(node: str) -> None:
+        killed.append(node)
+        cluster.kill_node(node)
+
+    yield kill
+    for node in killed:
+        cluster.revive_node(node)
 
 
 @pytest.fixture(scope="session")

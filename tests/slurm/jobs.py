@@ -15,6 +15,7 @@ STEPS = 60
 EVERY = 10
 JOB_TIMEOUT_S = 90.0
 AT_PACE = "tests/slurm/programs/train_at_pace.py"
+IN_TIERS = "tests/slurm/programs/train_in_tiers.py"
 EXAMPLE = "examples/train_gpt.py"
 SRUN = ("srun", "--mpi=pmi2")
 MPIEXEC = ("mpiexec",)
@@ -129,6 +130,8 @@ class Submitter:
         run: str = "run",
         pause_s: float = 0.05,
         hanging_step: int = -1,
+        tiers: Sequence[str] = (),
+        flushes: bool = False,
     ) -> Job:
         """Submit a template that trains at a pace; of an array, return task 0.
 
@@ -144,8 +147,15 @@ class Submitter:
             Name of the run directory.
         pause_s, hanging_step
             See `programs/train_at_pace.py`.
+        tiers : sequence of str
+            First arguments of `programs/train_in_tiers.py`, to train in tiers.
+        flushes : bool
+            Whether the script copies what the program has left in the first tier.
         """
-        program = f"{{local}}/{AT_PACE}" if name == "staging" else AT_PACE
+        program = [f"{{local}}/{AT_PACE}" if name == "staging" else AT_PACE]
+        program += [str(pause_s), str(hanging_step)]
+        if tiers:
+            program = [IN_TIERS, *tiers, str(pause_s)]
         script = self._directory / f"{name}.sbatch"
         run_dir = self._directory / run
         script.write_text(
@@ -153,11 +163,12 @@ class Submitter:
                 name,
                 run_dir=run_dir / "{task}" if name == "array" else run_dir,
                 program=[
-                    *("python", "-m", "mpi4py", program, str(pause_s)),
-                    *(str(hanging_step), f"--steps={STEPS}", f"--every={EVERY}"),
+                    *("python", "-m", "mpi4py", *program),
+                    *(f"--steps={STEPS}", f"--every={EVERY}"),
                 ],
                 launcher=launcher,
                 staged=[AT_PACE, EXAMPLE] if name == "staging" else [],
+                local_run=tiers[0] if flushes else "",
             )
         )
         job_id = self._sbatch([*options, str(script)])

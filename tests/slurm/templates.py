@@ -32,11 +32,13 @@ def edited(
     program: Sequence[str],
     launcher: Sequence[str],
     staged: Sequence[str] = (),
+    local_run: str = "",
 ) -> str:
     """Return a template whose marked block says what to run here.
 
     `{task}` in `run_dir` and `{local}` in `program` stand for the variables that
-    tell a task of an array, and the directory on the nodes.
+    tell a task of an array, and the directory on the nodes. With `local_run`, the
+    lines for tiers are no comments.
     """
     before, block, after = parts_of(template(name))
     arguments = shlex.join(program).replace("'{local}", '"$local_dir"\'')
@@ -50,6 +52,11 @@ def edited(
     ]
     if staged:
         edits.append((r"^staged=\(.*?\)$", f"staged=({shlex.join(staged)})"))
+    if local_run:
+        block = re.sub(
+            r"^# (local_run=|flush\(|    NODE_T|})", r"\1", block, flags=re.M
+        )
+        edits.append((r"^local_run=[^\n]*$", f"local_run={shlex.quote(local_run)}"))
     for pattern, line in edits:
         block, count = re.subn(
             pattern, lambda _, line=line: line, block, flags=re.M | re.S

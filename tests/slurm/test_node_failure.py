@@ -1,22 +1,6 @@
 """A node of a job fails, and the job goes on without it."""
 
-import pytest
-
 from tests.slurm.jobs import MPIEXEC
-
-
-@pytest.fixture
-def kill(cluster):
-    """Kill a node; it is there again for the next test."""
-    killed = []
-
-    def kill(node):
-        killed.append(node)
-        cluster.kill_node(node)
-
-    yield kill
-    for node in killed:
-        cluster.revive_node(node)
 
 
 def test_slurm_requeues_the_job_when_it_sees_a_node_dead(

@@ -7,12 +7,12 @@ import pytest
 import mpickpt
 from mpickpt.parallel.communicators import conversations_of
 from mpickpt.parallel.local_restore import LocalRestorer
-from mpickpt.parallel.node_save import save_on_nodes
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.waiting import run as run_steps
 from mpickpt.storage.node_disk import own_directory
 from mpickpt.storage.remote_path import RemotePath
 from tests.local_tier import Disks, saved
+from tests.node_saves import save_on_nodes
 from tests.nodes_of_threads import NodesOfThreads
 from tests.states import failure_on_ranks, on_ranks
 from tests.stores_double import URL, memory_store

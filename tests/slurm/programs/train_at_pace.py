@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 from mpickpt.format.naming import step_directory_name
 
@@ -22,6 +23,16 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train_gpt.py"
 def main() -> int:
     pause_s, hanging_step = float(sys.argv[1]), int(sys.argv[2])
     del sys.argv[1:3]
+    train_gpt = train_gpt_at_pace(pause_s)
+    if hanging_step >= 0 and train_gpt.MPI.COMM_WORLD.rank == 2:
+        hang_in_fsync(step_directory_name(hanging_step))
+    status = train_gpt.main()
+    train_gpt.MPI.Finalize()
+    return status
+
+
+def train_gpt_at_pace(pause_s: float) -> ModuleType:
+    """Return the example's module, with a pause in each step."""
     specification = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
     train_gpt = importlib.util.module_from_spec(specification)
     sys.modules["train_gpt"] = train_gpt
@@ -33,11 +44,7 @@ def main() -> int:
         return gradient(job)
 
     train_gpt.Training.gradient = gradient_at_pace
-    if hanging_step >= 0 and train_gpt.MPI.COMM_WORLD.rank == 2:
-        hang_in_fsync(step_directory_name(hanging_step))
-    status = train_gpt.main()
-    train_gpt.MPI.Finalize()
-    return status
+    return train_gpt
 
 
 def hang_in_fsync(directory_name: str) -> None:
