@@ -25,7 +25,7 @@ from mpickpt.storage.remote_file import (
 )
 from mpickpt.storage.remote_path import RemotePath, parse_place
 from mpickpt.storage.second_look import SecondLook
-from mpickpt.storage.shard_file import open_shard_file
+from mpickpt.storage.shard_file import ShardFile, open_shard_file
 from mpickpt.storage.small_file import is_there as is_file_there
 from mpickpt.storage.small_file import names_in
 
@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 # Requests of a store that are under way at one time: each is little but a wait.
 MOST_REQUESTS = 16
+_PIECE_NBYTES = 1 << 20
 
 
 class OpenFile(Protocol):
@@ -105,13 +106,24 @@ def read_small_file(path: Place, most_nbytes: int) -> bytes:
     while True:
         try:
             with open_shard_file(path, direct=False) as file:
-                content = bytearray(min(file.nbytes, most_nbytes))
-                file.read_at(memoryview(content), 0)
-            return bytes(content)
+                return _content(file, most_nbytes)
         except StorageError as error:
             # A server forgot its handle; the file may have been replaced.
             if not look.helps(error):
                 raise
+
+
+def _content(file: ShardFile, most_nbytes: int) -> bytes:
+    # Up to its end: this node may remember the size of a file that was replaced.
+    content = bytearray()
+    with storage_errors("read", file.path):
+        while len(content) < most_nbytes:
+            length = min(most_nbytes - len(content), _PIECE_NBYTES)
+            piece = os.pread(file.descriptor, length, len(content))
+            if not piece:
+                break
+            content += piece
+    return bytes(content)
 
 
 def require_real_directory(path: Place) -> None:

@@ -288,3 +288,22 @@ def test_verify_reads_the_manifest_again_when_files_are_gone(copied, monkeypatch
 
     assert report.is_whole
     assert calls == [1, 2]
+
+
+def test_manifest_is_read_to_its_end_whatever_size_is_remembered(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    path = mpickpt.step_path(tmp_path, 1)
+    nbytes = (path / "manifest.json").stat().st_size
+    real = os.fstat
+
+    def as_remembered(descriptor):
+        found = real(descriptor)
+        if found.st_size != nbytes:
+            return found
+        fields = list(found)
+        fields[6] = nbytes + 100  # st_size: of the file that was replaced
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", as_remembered)
+
+    assert mpickpt.read_manifest(path).step == 1
