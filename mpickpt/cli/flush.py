@@ -42,6 +42,7 @@ from mpickpt.storage.copying import (
     publish_copy,
     ranks_in,
 )
+from mpickpt.storage.node_disk import NODE_FIELD, own_directory
 from mpickpt.storage.places import Place
 
 _WAIT_S = 120.0
@@ -54,7 +55,11 @@ _WORST_FIRST = (DAMAGED, UNREADABLE, FAILED, UNFINISHED)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "run_dir", metavar="RUN", type=place, help="run whose checkpoints are copied"
+        "run_dir",
+        metavar="RUN",
+        type=_own_run,
+        help="run whose checkpoints are copied; {node} is this node's name, as in a "
+        "LocalTier",
     )
     parser.add_argument(
         "--to",
@@ -77,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_copy_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _own_run(text: str) -> Place:
+    return own_directory(text) if NODE_FIELD in text else place(text)
 
 
 def run(options: argparse.Namespace) -> int:

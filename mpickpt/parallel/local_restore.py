@@ -15,7 +15,6 @@ from mpickpt.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     IncompleteCheckpointError,
-    StorageError,
 )
 from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.communicators import Conversations
@@ -23,7 +22,12 @@ from mpickpt.parallel.load import Load, next_tag
 from mpickpt.parallel.load_call import LoadCall, load_call
 from mpickpt.parallel.local_load import LocalLoad
 from mpickpt.parallel.node_publishing import mend_manifests
-from mpickpt.parallel.restore import Restored, is_damage, nothing_found
+from mpickpt.parallel.restore import (
+    Restored,
+    is_damage,
+    nothing_found,
+    require_all_asked,
+)
 from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.run_restorer import RunRestorer
 from mpickpt.parallel.survey import Offer, Survey, meet_nodes
@@ -134,7 +138,7 @@ class LocalRestorer:
                 rejected[step] = f"restored {attempts} times without progress since"
                 continue
             if rejected:
-                _require_all_asked(listing.refusal)
+                require_all_asked(listing.refusal)
             try:
                 restored = yield from self._restore(survey, step, options)
             except CheckpointError as error:
@@ -146,7 +150,7 @@ class LocalRestorer:
                     log.warning("step %d is damaged, trying an older: %s", step, error)
             else:
                 return replace(restored, rejected=rejected)
-        _require_all_asked(listing.refusal)
+        require_all_asked(listing.refusal)
         if rejected:
             raise self._none_is_whole(rejected) from failure
         return None
@@ -259,10 +263,3 @@ def restorer_of(
         state=state,
         max_attempts=max_attempts,
     )
-
-
-def _require_all_asked(refusal: str) -> None:
-    if refusal:
-        raise StorageError(
-            f"no older checkpoint is restored while {refusal}: it may have a newer one"
-        )

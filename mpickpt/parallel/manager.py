@@ -211,8 +211,9 @@ class CheckpointManager:
         )
         if restored is None:
             return None
-        self._went_back_to(restored)
         rejected = restored.rejected
+        gave_up = any(newer > restored.step for newer in rejected)
+        self._goes_on_from(restored, went_back=gave_up)
         self._on_each_node(lambda: self._keeper.reject(rejected), "reject")
         return restored
 
@@ -225,7 +226,7 @@ class CheckpointManager:
         program that only evaluates changes nothing.
         """
         self.wait()
-        return self._went_back_to(self._restorer.one(step, **options))
+        return self._goes_on_from(self._restorer.one(step, **options), went_back=True)
 
     def rewind(self, step: int, **options: Any) -> Restored:
         """Load an earlier step and set all later ones aside, durably; collective."""
@@ -420,9 +421,9 @@ class CheckpointManager:
             log.warning("%s: step %d is saved, stopping", why, step)
         return is_new
 
-    def _went_back_to(self, restored: Restored) -> Restored:
+    def _goes_on_from(self, restored: Restored, *, went_back: bool) -> Restored:
         self.next_step = restored.step + 1
-        self._saver.goes_on_from(restored.step, restored.manifest)
+        self._saver.goes_on_from(restored.step, restored.manifest, went_back=went_back)
         self._keeper.goes_on_from = restored.step
         self._watch.restored(restored.step)
         return restored

@@ -14,6 +14,7 @@ from mpickpt.errors import (
     CorruptShardError,
     IncompleteCheckpointError,
     ManifestError,
+    StorageError,
 )
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
@@ -106,7 +107,8 @@ def restore_newest(
     Raises
     ------
     CheckpointError
-        There are checkpoints, but none of them is whole.
+        There are checkpoints, but none of them is whole; or an older one would
+        have to do while a tier could not be asked for newer ones.
     """
     yield from talk.on_root(keeper.look_for_writer, PHASE)
     for listing in range(1, _MOST_LISTINGS + 1):
@@ -162,6 +164,14 @@ def restore_one(
     )
 
 
+def require_all_asked(refusal: str) -> None:
+    """Raise where a tier that did not answer may have a newer checkpoint."""
+    if refusal:
+        raise StorageError(
+            f"no older checkpoint is restored while {refusal}: it may have a newer one"
+        )
+
+
 def nothing_found(run_dir: Path, required: bool | None) -> bytes:
     """Warn that a run starts from nothing, or raise where that must be a mistake.
 
@@ -195,10 +205,13 @@ def _newest_of_those_listed(
     rejected: dict[int, str] = {}
     listed = yield from talk.on_root(lambda: _newest_first(keeper, others), PHASE)
     failure: CheckpointError | None = None
-    for step, path, attempts in json.loads(listed):
+    candidates, refusal = json.loads(listed)
+    for step, path, attempts in candidates:
         if attempts >= max_attempts:
             rejected[step] = f"restored {attempts} times without progress since"
             continue
+        if any(newer > step for newer in rejected):
+            require_all_asked(refusal)
         try:
             restored = yield from restore_one(
                 talk, keeper, make_call, parse_place(path), tag=tag
@@ -220,12 +233,16 @@ def _newest_of_those_listed(
                 source=path if others else "",
             )
     if rejected:
+        require_all_asked(refusal)
         raise _none_is_whole(keeper, rejected) from failure
     return None
 
 
 def _newest_first(keeper: RunKeeper, others: FurtherTiers) -> bytes:
-    """Return steps, places and attempts: the highest step first, the nearest place."""
+    """Return steps, places and attempts: the highest step first, the nearest place.
+
+    And which tiers could not be asked.
+    """
     places: dict[int, list[Place]] = {e.step: [e.path] for e in keeper.look()}
     for step in others.steps():
         further = others.directories(step)
@@ -236,7 +253,7 @@ def _newest_first(keeper: RunKeeper, others: FurtherTiers) -> bytes:
         for step in sorted(places, reverse=True)
         for place in places[step]
     ]
-    return json.dumps(listed).encode()
+    return json.dumps([listed, "; ".join(others.refusals.values())]).encode()
 
 
 def _none_is_whole(keeper: RunKeeper, rejected: dict[int, str]) -> CheckpointError:

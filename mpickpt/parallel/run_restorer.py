@@ -12,6 +12,7 @@ from mpickpt.parallel.restore import (
     MakeCall,
     Restored,
     nothing_found,
+    require_all_asked,
     restore_newest,
     restore_one,
 )
@@ -56,19 +57,19 @@ class RunRestorer:
     def newest(self, required: bool | None, **options: Any) -> Restored | None:
         """Load the newest checkpoint that is whole; as `restore_latest`."""
         talk = self._talks.load
+        others = FurtherTiers(self._others)
         restored = run(
             restore_newest(
                 talk,
                 self._keeper,
                 self._make_call(options),
-                others=FurtherTiers(self._others),
+                others=others,
                 tag=next_tag(self._talks.memory),
                 max_attempts=self._max_attempts,
             )
         )
         if restored is None:
-            run_dir = self._keeper.run.path
-            run(talk.on_root(lambda: nothing_found(run_dir, required), "restore"))
+            run(talk.on_root(lambda: self._nothing_found(others, required), "restore"))
         return restored
 
     def one(self, step: int, **options: Any) -> Restored:
@@ -94,6 +95,11 @@ class RunRestorer:
         """Call on rank 0, which keeps the one directory of all nodes; collective."""
         talk = self._talks.load
         yield from talk.agree(lambda: call() if talk.rank == ROOT else None, phase)
+
+    def _nothing_found(self, others: FurtherTiers, required: bool | None) -> bytes:
+        if required is not False:
+            require_all_asked("; ".join(others.refusals.values()))
+        return nothing_found(self._keeper.run.path, required)
 
     def _nearest(self, step: int) -> bytes:
         """Return where the nearest checkpoint of a step is, or would be."""

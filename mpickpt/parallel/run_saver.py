@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpickpt.errors import CollectiveTimeoutError
+from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.communicators import Conversations
 from mpickpt.parallel.conversation import Conversation
@@ -28,6 +29,7 @@ from mpickpt.parallel.save_steps import Save
 from mpickpt.parallel.waiting import Steps, run
 from mpickpt.planning.tiers import LocalTier
 from mpickpt.storage.catalog import read_manifest, step_path
+from mpickpt.storage.places import is_there
 
 _N_SAVES = "saves"  # of the run, this one included: every n-th goes to a further tier
 
@@ -81,6 +83,7 @@ class RunSaver:
         self._tiers = tiers
         self._n_saves = 0
         self._went_back_to: int | None = None
+        self._restored: ShardManifest | None = None
         self._state = state
         self._progress = progress
         self._on_busy = on_busy
@@ -94,15 +97,27 @@ class RunSaver:
         """The run directory."""
         return self._keeper.run.path
 
-    def goes_on_from(self, step: int, manifest: ShardManifest) -> None:
+    def goes_on_from(
+        self, step: int, manifest: ShardManifest, *, went_back: bool
+    ) -> None:
         """Note that a step was restored, and what the run had done by then.
+
+        Parameters
+        ----------
+        step, manifest
+            Of the checkpoint.
+        went_back : bool
+            Whether later steps were given up. Else there is none, or a tier that did
+            not answer has one that nobody has given up.
 
         Notes
         -----
         What the run took before this process is what the first restore says: to go
         back later takes no time off.
         """
-        self.last_step = self._went_back_to = step
+        self.last_step = step
+        self._went_back_to = step if went_back else None
+        self._restored = manifest
         n_saves = manifest.run.get(_N_SAVES)
         self._n_saves = n_saves if isinstance(n_saves, int) else 0
         if self._ran_before_s is None:
@@ -175,6 +190,7 @@ class RunSaver:
             yield from self._talks.save.on_root(
                 lambda: self._tiers.set_aside_after(back), "lease"
             )
+        self._copy_restored()
         yield from self._tiers.await_turn(self._talks.save)
 
     def _become_writer(self, step: int) -> bytes:
@@ -224,7 +240,19 @@ class RunSaver:
             manifest = read_manifest(result.path)
         else:
             manifest = manifest_of_shards(result)
-        self._tiers.copy(manifest, result.path, rank, n_saves=self._n_saves)
+        self._tiers.copy(manifest, result.path, [rank], n_saves=self._n_saves)
+
+    def _copy_restored(self) -> None:
+        """Go on with the copies of what was restored: the start before may have died."""
+        manifest, self._restored = self._restored, None
+        if manifest is None or not self._tiers:
+            return
+        source = step_path(self.run_dir, manifest.step)
+        rank, size = self._talks.save.rank, self._talks.save.size
+        is_spread = self._local is not None and manifest.world_size != size
+        if not is_spread and is_there(source / MANIFEST_NAME):
+            ranks = range(rank, manifest.world_size, size)
+            self._tiers.copy(manifest, source, ranks, n_saves=self._n_saves)
 
     def _call(self, step: int, metrics: Mapping[str, Any] | None) -> SaveCall:
         if self._ran_before_s is None:

@@ -77,7 +77,12 @@ class RunTiers:
         return bool(self._tiers)
 
     def copy(
-        self, manifest: ShardManifest, source: Path, rank: int, *, n_saves: int
+        self,
+        manifest: ShardManifest,
+        source: Path,
+        ranks: Sequence[int],
+        *,
+        n_saves: int,
     ) -> None:
         """Have a checkpoint copied to the tiers whose turn it is; local.
 
@@ -87,8 +92,8 @@ class RunTiers:
             Of the checkpoint; on ranks other than 0 it need not list the arrays.
         source : Path
             Its directory in the first tier.
-        rank : int
-            Whose shard lies there; 0 publishes.
+        ranks : sequence of int
+            Whose shards this rank copies; who copies that of 0 publishes.
         n_saves : int
             How many checkpoints the run has saved, this one included.
         """
@@ -98,7 +103,7 @@ class RunTiers:
             if n_saves % tier.every == 0
         ]
         if due:
-            self._uploader.submit(manifest, source, [rank], publishes=rank == 0, to=due)
+            self._uploader.submit(manifest, source, ranks, publishes=0 in ranks, to=due)
 
     def held(self) -> set[int]:
         """Return the steps that have to stay in the first tier to be copied; local.
@@ -176,13 +181,7 @@ class RunTiers:
             yield from self.flushed(talk, limit_s, on_stall=on_stall)
 
     def close(self, *, tells: bool) -> None:
-        """End without finishing; local. `mpickpt flush` goes on with what is left.
-
-        Parameters
-        ----------
-        tells : bool
-            Whether to say what is left; on rank 0, which publishes all copies.
-        """
+        """End without finishing; local. One rank tells what `mpickpt flush` is for."""
         for state in self._uploader.close(drain=False):
             if tells and state.target and state.phase != "done":
                 log.warning(

@@ -284,3 +284,12 @@ def test_ls_tells_copies_and_how_far_they_have_come(run_dir, tmp_path, capsys):
     entries = json.loads(document)
     assert [entry["state"] for entry in entries] == ["whole", "copying"]
     assert [entry["copied"] for entry in entries] == [None, done]
+
+
+def test_flush_fills_in_the_name_of_its_node(run_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", run_dir.name)
+    template = run_dir.parent / "{node}"
+
+    assert run(capsys, "flush", template, "--to", tmp_path / "far")[0] == 0
+
+    assert mpickpt.latest(tmp_path / "far") is not None

@@ -17,6 +17,7 @@ from mpickpt import (
     StorageError,
 )
 from mpickpt.parallel import run_tiers
+from mpickpt.parallel.run_restorer import RunRestorer
 from mpickpt.storage import uploader as uploader_module
 from mpickpt.storage.upload import UploadRules
 from tests.nodes_of_threads import NodesOfThreads
@@ -119,6 +120,24 @@ def test_damaged_checkpoint_comes_from_the_next_tier(tmp_path, caplog):
     assert steps_of(far) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_copy_that_a_start_did_not_finish_is_finished_by_the_next(tmp_path, ranks):
+    near, far = tmp_path / "near", tmp_path / "far"
+    train_on(2, [DirectoryTier(near)], steps=4)
+
+    def resume(comm):
+        training = Training(comm, rows=24 // ranks)
+        tiers = [DirectoryTier(near), DirectoryTier(far)]
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            training.adopt(manager.restore_latest(reshard=True))
+            training.train(4)
+            manager.save(4, wait=True)
+
+    on_ranks(ranks, resume)
+
+    assert steps_of(far) == [3, 4]
+
+
 def test_going_back_goes_for_all_tiers(tmp_path):
     near, far = tmp_path / "near", tmp_path / "far"
     tiers = [DirectoryTier(near), DirectoryTier(far)]
@@ -211,6 +230,64 @@ def test_tier_that_only_refuses_is_not_waited_for_without_end(
     assert isinstance(failure, StorageError)
     assert URL in str(failure)
     assert steps_of(tmp_path / "near") == [1]
+
+
+def test_newer_steps_of_a_tier_that_did_not_answer_are_not_given_up(
+    tmp_path, monkeypatch
+):
+    store = memory_store(monkeypatch)
+    near = tmp_path / "near"
+    tiers = [DirectoryTier(near), ObjectTier(f"{URL}/run")]
+    train_on(2, tiers, steps=6)
+    for step in (2, 3, 4, 5):
+        shutil.rmtree(mpickpt.step_path(near, step))
+    store.refuse = 5
+    restoring = RunRestorer.newest
+
+    def newest(self, required, **options):
+        restored = restoring(self, required, **options)
+        store.refuse = None
+        return restored
+
+    monkeypatch.setattr(RunRestorer, "newest", newest)
+
+    def train_one_step(comm):
+        training = Training(comm)
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            training.adopt(manager.restore_latest())
+            comm.Ibarrier()
+            training.train(2)
+            manager.save(2, wait=True)
+            with pytest.raises(mpickpt.CheckpointExistsError):
+                manager.flush()
+        return training.step
+
+    on_ranks(2, train_one_step)
+
+    assert steps_of(f"{URL}/run") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_older_checkpoint_is_not_restored_while_a_tier_cannot_be_asked(
+    tmp_path, monkeypatch, is_damaged
+):
+    store = memory_store(monkeypatch)
+    near = tmp_path / "near"
+    tiers = [DirectoryTier(near), ObjectTier(f"{URL}/run")]
+    train_on(2, tiers, steps=4)
+    if is_damaged:
+        for shard in mpickpt.step_path(near, 3).glob("rank*.h5"):
+            shard.write_bytes(b"")
+    else:
+        shutil.rmtree(near)
+    store.refuse = 5
+
+    failure = failure_on_ranks(2, lambda comm: train(None, comm, tiers=tiers, steps=5))
+
+    assert isinstance(failure, StorageError)
+    assert "cannot be asked" in str(failure)
+    store.refuse = None
+    assert steps_of(f"{URL}/run") == [1, 2, 3]
 
 
 def test_failed_copy_is_raised_on_all_ranks_when_it_is_asked_for(tmp_path):
