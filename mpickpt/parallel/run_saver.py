@@ -243,7 +243,7 @@ class RunSaver:
         self._tiers.copy(manifest, result.path, [rank], n_saves=self._n_saves)
 
     def _copy_restored(self) -> None:
-        """Go on with the copies of what was restored: the start before may have died."""
+        """Go on with the copies of what was restored, which a start did not finish."""
         manifest, self._restored = self._restored, None
         if manifest is None or not self._tiers:
             return
