@@ -13,7 +13,7 @@ from mpickpt.storage import remote_path
 from mpickpt.storage.stores import opening
 from mpickpt.storage.stores.store import StoredFile
 
-URL = "memory://bucket"
+URL = "double://bucket"
 
 
 def memory_store(monkeypatch):

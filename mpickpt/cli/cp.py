@@ -7,7 +7,8 @@ from pathlib import Path
 from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of
 from mpickpt.cli.output import nbytes_text, print_line
 from mpickpt.cli.place_arguments import place
-from mpickpt.cli.status import WHOLE
+from mpickpt.cli.status import WHOLE, UsageError
+from mpickpt.errors import CheckpointError
 from mpickpt.format.naming import (
     CONTROL_DIRECTORY,
     MANIFEST_NAME,
@@ -24,6 +25,7 @@ from mpickpt.storage.copying import (
     publish_copy,
 )
 from mpickpt.storage.places import Place
+from mpickpt.storage.remote_path import parse_place
 from mpickpt.storage.small_file import names_in
 
 
@@ -66,7 +68,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _target(text: str, manifest: ShardManifest) -> Place:
-    given = place(text)
+    try:
+        given = parse_place(text)
+    except (ValueError, CheckpointError) as error:
+        raise UsageError(str(error)) from error
     if text.endswith("/") or _is_run(given):
         return given / step_directory_name(manifest.step)
     return given

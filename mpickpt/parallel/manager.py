@@ -27,7 +27,7 @@ from mpickpt.parallel.waiting import run
 from mpickpt.parallel.watch import Watch
 from mpickpt.planning.interval import Trigger
 from mpickpt.planning.retention import KeepPolicy, parse_keep
-from mpickpt.planning.tiers import DirectoryTier, LocalTier, Tier, tiers_of_run
+from mpickpt.planning.tiers import LocalTier, ObjectTier, Tier, tiers_of_run
 from mpickpt.storage.catalog import checkpoints
 from mpickpt.storage.halt_file import HaltFile
 from mpickpt.storage.node_disk import own_directory
@@ -119,7 +119,7 @@ class CheckpointManager:
         log_as_asked()
         first, *further = tiers_of_run(run_dir, keep, tiers)
         local = first if isinstance(first, LocalTier) else None
-        self.run_dir = _run_dir_of(first)
+        self.run_dir = _run_dir_of(first, is_template=tiers is not None)
         self.next_step = 0
         self.should_stop = False
         self.exit_code = 0
@@ -429,8 +429,7 @@ class CheckpointManager:
         return restored
 
 
-def _run_dir_of(first: Tier) -> Path:
-    if isinstance(first, LocalTier):
-        return own_directory(first.path)
-    assert isinstance(first, DirectoryTier)
-    return Path(os.path.abspath(local_path(first.path, _NO_STORE)))
+def _run_dir_of(first: Tier, *, is_template: bool) -> Path:
+    assert not isinstance(first, ObjectTier)
+    path = local_path(first.path, _NO_STORE)
+    return own_directory(path) if is_template else Path(os.path.abspath(path))

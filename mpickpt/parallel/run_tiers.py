@@ -24,6 +24,7 @@ from mpickpt.planning.tiers import (
     Tier,
     rate_of,
 )
+from mpickpt.storage.node_disk import own_directory
 from mpickpt.storage.places import Place, absolute
 from mpickpt.storage.tier_retention import remove_surplus, set_aside_after
 from mpickpt.storage.uploader import Uploader, UploadTarget
@@ -70,6 +71,7 @@ class RunTiers:
         ]
         self._good: list[set[int]] = [set() for _ in tiers]
         self._failures: list[CheckpointError] = []
+        self._stalled_at: int | None = None
         self._uploader = Uploader(self._targets, on_published=self._published)
 
     def __bool__(self) -> bool:
@@ -151,7 +153,7 @@ class RunTiers:
         if not self._tiers:
             return True
         yield from self._waited(talk, 0, timeout_s, on_stall)
-        yield from talk.settle(self._taken_failure(), PHASE)
+        yield from self._failures_told(talk, on_stall)
         left = yield from talk.on_root(lambda: bytes([self._uploader.lag > 0]), PHASE)
         return left == b"\0"
 
@@ -179,6 +181,8 @@ class RunTiers:
         if verdict != b"leave":
             limit_s = None if verdict == b"finish" else float(verdict)
             yield from self.flushed(talk, limit_s, on_stall=on_stall)
+        else:
+            yield from self._failures_told(talk, on_stall)
 
     def close(self, *, tells: bool) -> None:
         """End without finishing; local. One rank tells what `mpickpt flush` is for."""
@@ -189,6 +193,12 @@ class RunTiers:
                     state.step,
                     state.target.run,
                 )
+
+    def _failures_told(self, talk: Conversation, on_stall: OnStall) -> Steps[None]:
+        """Raise what went wrong for good; a preempted program only logs it."""
+        self._tell_failures()
+        failure = None if on_stall == "leave" else self._taken_failure()
+        yield from talk.settle(failure, PHASE)
 
     def _verdict(self, left_s: float) -> bytes:
         """Say how long the copies take against the time left; return what to do."""
@@ -238,10 +248,10 @@ class RunTiers:
         on_stall: OnStall,
     ) -> None:
         begin_s = moved_s = time.monotonic()
-        moved = self._nbytes_moved()
+        moved = self._uploader.nbytes_gained()
         while not cancelled.is_set() and not self._uploader.wait(_LOOK_S, lag=lag):
             now_s = time.monotonic()
-            if (now := self._nbytes_moved()) != moved:
+            if (now := self._uploader.nbytes_gained()) != moved:
                 moved, moved_s = now, now_s
             if timeout_s is not None and now_s - begin_s >= timeout_s:
                 return
@@ -250,6 +260,7 @@ class RunTiers:
             # Without a refusal of its own a rank waits for the shards of others.
             refusal = self._refusal()
             if lag or refusal is not None:
+                self._stalled_at = self._uploader.n_done
                 self._tell_stall(lag)
                 if on_stall == "raise" and refusal is not None:
                     raise self._taken_failure() or refusal
@@ -270,11 +281,11 @@ class RunTiers:
             "saving goes on" if lag else "mpickpt flush goes on with them",
         )
 
-    def _nbytes_moved(self) -> int:
-        return sum(target.pace.nbytes for target in self._targets)
-
     def _lags(self) -> bool:
-        return self._uploader.lag > self._max_lag
+        if self._uploader.lag <= self._max_lag:
+            return False
+        # Who has waited for a minute in vain waits again when a copy has come.
+        return self._stalled_at != self._uploader.n_done
 
     def _tell_failures(self) -> None:
         for state in self._uploader.errors():
@@ -302,4 +313,6 @@ def _margin_s(left_s: float) -> float:
 
 
 def _place(tier: DirectoryTier | ObjectTier) -> Place:
-    return absolute(tier.url if isinstance(tier, ObjectTier) else tier.path)
+    if isinstance(tier, ObjectTier):
+        return absolute(tier.url)
+    return own_directory(tier.path)

@@ -42,7 +42,7 @@ class DirectoryTier:
     Parameters
     ----------
     path : path-like
-        The run directory.
+        The run directory. "~" and "$VAR" are filled in.
     keep : int, KeepPolicy or None
         Which checkpoints stay there; None keeps all.
     every : int
@@ -58,6 +58,7 @@ class DirectoryTier:
 
     def __post_init__(self) -> None:
         _check(self.path, self.keep)
+        _check_shared(self.path)
         _check_pace(self.every, self.bandwidth)
 
 
@@ -80,8 +81,15 @@ class ObjectTier:
 
     def __post_init__(self) -> None:
         _check(self.url, self.keep)
-        if "://" not in self.url:
+        _check_shared(self.url)
+        scheme, separator, rest = self.url.partition("://")
+        if not separator or not rest.strip("/"):
             raise ValueError(f"url is {self.url!r}; expected one as s3://bucket/run")
+        if scheme == "memory":
+            raise ValueError(
+                f"url is {self.url!r}, the memory of one process; expected a store "
+                "that all ranks see"
+            )
         _check_pace(self.every, self.bandwidth)
 
 
@@ -94,8 +102,8 @@ def parse_tiers(tiers: Sequence[Any]) -> tuple[Tier, ...]:
     Raises
     ------
     TypeError, ValueError
-        No tier, one of another type, a local tier that is not the first, or an object
-        store that is: a save writes files.
+        No tier, one of another type, two with one place, a local tier that is not the
+        first, or an object store that is: a save writes files.
     """
     found = tuple(tiers)
     for tier in found:
@@ -107,6 +115,10 @@ def parse_tiers(tiers: Sequence[Any]) -> tuple[Tier, ...]:
         raise ValueError("tiers is empty; expected at least one")
     if any(isinstance(tier, LocalTier) for tier in found[1:]):
         raise ValueError("a LocalTier can be the first tier only: a save writes there")
+    places = [_words(tier) for tier in found]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(f"two tiers are {place}; give each a place of its own")
     if isinstance(found[0], ObjectTier):
         raise ValueError(
             "the first tier is an ObjectTier; a save writes files: put a LocalTier or "
@@ -144,11 +156,26 @@ def rate_of(tier: DirectoryTier | ObjectTier) -> float | None:
     return parse_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
 
 
+def _words(tier: Tier) -> str:
+    """Return the place of a tier, in one form."""
+    if isinstance(tier, ObjectTier):
+        return tier.url.rstrip("/")
+    return os.path.abspath(tier.path)
+
+
 def _check(place: Any, keep: KeepPolicy | int | None) -> None:
     if not isinstance(place, str | os.PathLike) or not os.fspath(place):
         raise TypeError(f"{place!r} is no path; expected that of a run")
     if keep is not None:
         parse_keep(keep)
+
+
+def _check_shared(place: str | os.PathLike[str]) -> None:
+    if "{node}" in os.fspath(place):
+        raise ValueError(
+            f"{place} has {{node}}, which is for a LocalTier; expected one place that "
+            "all nodes see"
+        )
 
 
 def _check_pace(every: Any, bandwidth: Any) -> None:

@@ -95,4 +95,6 @@ def parse_place(place: "str | os.PathLike[str] | RemotePath") -> Path | RemotePa
     text = os.fspath(place)
     if scheme_of(text) in ("", "file"):
         return local_path(text)
+    if not text.partition("://")[2].strip("/"):
+        raise ValueError(f"{text!r} names no bucket; expected one as s3://bucket/run")
     return RemotePath(text)

@@ -143,6 +143,7 @@ class Upload:
         self.due_s = 0.0
         self.nbytes = sum(record.nbytes for record in files_of(manifest, ranks))
         self.nbytes_done = 0
+        self.most_nbytes_done = 0
         self.n_tries = 0
         self.error: CheckpointError | None = None
         self._missing: tuple[int, ...] = ()
@@ -164,6 +165,8 @@ class Upload:
         """Count bytes that the target has; from any thread."""
         with self._lock:
             self.nbytes_done += nbytes
+            # What a failed try moved again is no progress.
+            self.most_nbytes_done = max(self.most_nbytes_done, self.nbytes_done)
 
     def waits_for(self, missing: Sequence[int], now_s: float) -> float:
         """Return for how long exactly these ranks have been missing."""

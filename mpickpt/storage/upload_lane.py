@@ -67,6 +67,8 @@ class UploadLane:
         self._cancelled = cancelled
         self._meter = ByteMeter()
         self._has_swept = False
+        self._nbytes_ended = 0
+        self.n_done = 0
         self._thread = threading.Thread(
             target=self._run, name="mpickpt-uploader", daemon=True
         )
@@ -80,6 +82,10 @@ class UploadLane:
         least_s = self._target.pace.seconds_for(left)
         rate = self._meter.bytes_per_s()
         return max(least_s, left / rate) if rate else least_s or None
+
+    def nbytes_gained(self) -> int:
+        """Return the bytes that have come to the target, each counted once."""
+        return self._nbytes_ended + sum(one.most_nbytes_done for one in self.uploads)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end, after it was cancelled."""
@@ -196,6 +202,8 @@ class UploadLane:
             log.error("step %d was not copied: %s", state.step, error)
         with self._changed:
             self.uploads.remove(upload)
+            self._nbytes_ended += upload.most_nbytes_done
+            self.n_done += error is None
             self.ended.append(state)
             if error is not None:
                 self.failed.append(state)

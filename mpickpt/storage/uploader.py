@@ -128,6 +128,22 @@ class Uploader:
         known = [seconds for seconds in times if seconds is not None]
         return max(known, default=0.0) if len(known) == len(times) else None
 
+    @property
+    def n_done(self) -> int:
+        """Number of copies that have ended well."""
+        with self._changed:
+            return sum(lane.n_done for lane in self._lanes.values())
+
+    def nbytes_gained(self) -> int:
+        """Return the bytes that have come to targets; grows while copies go on.
+
+        Notes
+        -----
+        What a try moves again after a failure does not count.
+        """
+        with self._changed:
+            return sum(lane.nbytes_gained() for lane in self._lanes.values())
+
     def wait(self, timeout_s: float | None = None, *, lag: int = 0) -> bool:
         """Wait until at most so many checkpoints are under way; tell whether it is so.
 
@@ -191,15 +207,10 @@ class Uploader:
         if deadline_s is not None:
             self.wait(deadline_s)
             return
-        seen, seen_at_s = self._nbytes_moved(), time.monotonic()
+        seen, seen_at_s = self.nbytes_gained(), time.monotonic()
         while not self.wait(min(1.0, self._rules.others_s)):
             now_s = time.monotonic()
-            if (moved := self._nbytes_moved()) != seen:
+            if (moved := self.nbytes_gained()) != seen:
                 seen, seen_at_s = moved, now_s
             elif now_s - seen_at_s > self._rules.others_s:
                 return
-
-    def _nbytes_moved(self) -> int:
-        with self._changed:
-            paces = {upload.target.pace for upload in self._uploads()}
-        return sum(pace.nbytes for pace in paces)

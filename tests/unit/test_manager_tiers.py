@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import time
 
 import pytest
 
@@ -335,6 +336,62 @@ def test_preempted_run_leaves_a_tier_that_only_refuses_and_is_requeued(
     assert len(steps_of(tmp_path / "near")) == 1
 
 
+def test_copy_that_failed_long_before_the_end_is_raised_at_it(tmp_path):
+    near, far = tmp_path / "near", tmp_path / "far"
+    mpickpt.save_sharded({"x": 1}, mpickpt.step_path(far, 1), step=1)
+
+    def train_to_the_end(comm):
+        training = Training(comm)
+        tiers = [DirectoryTier(near), DirectoryTier(far)]
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            training.train(1)
+            manager.save(1, wait=True)
+            while manager._tiers._uploader.lag:
+                time.sleep(0.01)
+
+    failure = failure_on_ranks(2, train_to_the_end)
+
+    assert isinstance(failure, mpickpt.CheckpointExistsError)
+
+
+def test_full_tier_is_waited_for_once(tmp_path, monkeypatch):
+    """Each try moves some bytes anew before the disk is full: that is no progress."""
+    store = memory_store(monkeypatch)
+    put = type(store).upload
+
+    def full(self, name, source, *, progress=None, **options):
+        if progress is not None:
+            progress(options["nbytes"] // 2)
+            progress(-(options["nbytes"] // 2))
+        raise StorageError("no space", errno=28, path=name)
+
+    monkeypatch.setattr(type(store), "upload", full)
+    monkeypatch.setattr(run_tiers, "STALL_S", 0.3)
+    near = tmp_path / "near"
+    tiers = [DirectoryTier(near, keep=1), ObjectTier(f"{URL}/run")]
+
+    def train_on_and_on(comm):
+        training = Training(comm)
+        waits = []
+        with manager_of(
+            None, comm, training, tiers=tiers, when=EACH, max_lag=1
+        ) as manager:
+            for step in range(1, 8):
+                training.train(step)
+                begin_s = time.monotonic()
+                manager.save(step, wait=True)
+                waits.append(time.monotonic() - begin_s > 0.25)
+            monkeypatch.setattr(type(store), "upload", put)
+            with pytest.raises(mpickpt.CheckpointError):
+                manager.flush(timeout_s=60)
+            manager.flush(timeout_s=60)
+        return waits
+
+    outcomes = on_ranks(2, train_on_and_on)
+
+    assert sum(outcomes[0]) == 1
+
+
 # The disk of each node first.
 
 
@@ -411,6 +468,11 @@ def test_going_back_goes_for_all_nodes(nodes):
         ({"tiers": ["x"]}, TypeError, "no tier"),
         ({"tiers": [ObjectTier("s3://b/r")]}, ValueError, "a save writes files"),
         (
+            {"tiers": [DirectoryTier("x"), DirectoryTier("./x/")]},
+            ValueError,
+            "two tiers",
+        ),
+        (
             {"tiers": [DirectoryTier("x"), LocalTier("y")]},
             ValueError,
             "first tier only",
@@ -434,6 +496,8 @@ def test_arguments_that_do_not_fit_are_refused(arguments, error, text):
         (lambda: DirectoryTier("x", bandwidth="fast"), ValueError),
         (lambda: DirectoryTier("x", bandwidth=0), ValueError),
         (lambda: ObjectTier("bucket/run"), ValueError),
+        (lambda: ObjectTier("s3://"), ValueError),
+        (lambda: ObjectTier("memory://bucket/run"), ValueError),
     ],
 )
 def test_tiers_that_make_no_sense_are_refused(make, error):

@@ -148,13 +148,13 @@ def test_ranks_that_do_not_come_are_named(saved, manifest, tmp_path, uploader_of
 def test_others_are_waited_for_as_long_as_they_come(
     saved, manifest, tmp_path, uploader_of
 ):
-    rules = UploadRules(look_s=0.01, others_s=0.5)
+    rules = UploadRules(look_s=0.01, others_s=4.0)
     uploader = uploader_of(tmp_path / "a", rules=rules)
     other = uploader_of(tmp_path / "a")
     uploader.submit(manifest, saved, [0], publishes=True)
 
     for rank in (1, 2, 3):
-        time.sleep(0.3)
+        time.sleep(1.5)
         other.submit(manifest, saved, [rank], publishes=False)
 
     assert uploader.wait(SOON_S)
