@@ -10,10 +10,12 @@ from pathlib import Path
 
 from mpickpt.bench.ground import own_directory
 from mpickpt.bench.ranks import Ranks
+from mpickpt.cli.place_arguments import place
 from mpickpt.cli.status import FAILED, USAGE, WHOLE, UsageError, status_of
 from mpickpt.doctor.alone import examine
 from mpickpt.doctor.asking import LIMIT_S, Asking, leave
 from mpickpt.doctor.report import print_report
+from mpickpt.doctor.store import report_on_store
 from mpickpt.doctor.together import examine_together
 from mpickpt.doctor.visit import QUICK, THOROUGH, Visit
 from mpickpt.errors import CheckpointError, StorageError
@@ -25,6 +27,7 @@ from mpickpt.planning.findings import Failure, Findings, SplitFound
 from mpickpt.planning.units import parse_nbytes
 from mpickpt.storage.commit import storage_errors
 from mpickpt.storage.filesystem import is_directory
+from mpickpt.storage.remote_path import RemotePath
 
 _PREFIX = ".mpickpt-doctor-"
 _QUICK_LIMIT_S = 20.0
@@ -38,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nodes see of each other. What is written there is removed again. Exit status "
         "1 if checkpoints would fail or be lost there."
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="existing one")
+    parser.add_argument(
+        "directory", metavar="DIR", type=place, help="existing one, or a run's URL"
+    )
     parser.add_argument(
         "--nbytes",
         metavar="SIZE",
@@ -60,6 +65,12 @@ def run(options: argparse.Namespace) -> int:
         On rank 0: there is no such directory, or nothing can be written in it. The
         other ranks just end.
     """
+    if isinstance(options.directory, RemotePath):
+        if launched_processes()[2]:
+            return WHOLE  # a store is the same for all ranks
+        return report_on_store(
+            options.directory, quick=options.quick, as_json=options.json
+        )
     asking = Asking(_QUICK_LIMIT_S if options.quick else LIMIT_S)
     ranks = _ranks(asking)
     split = _split(ranks)

@@ -33,9 +33,8 @@ def print_report(
         f"mpickpt {findings.versions.mpickpt} looks at {findings.directory}, {host}"
     )
     for title, lines in _sections(findings):
-        _print_section(title, list(lines))
-    for line in _advice_lines(findings, advice):
-        print_line(line)
+        print_section(title, list(lines))
+    print_advice(advice)
 
 
 def document(findings: Findings, advice: Sequence[Advice]) -> dict[str, Any]:
@@ -56,7 +55,8 @@ def _sections(findings: Findings) -> Iterator[tuple[str, Lines]]:
     yield "what did not work", failure_lines(findings)
 
 
-def _print_section(title: str, lines: Sequence[tuple[str, str]]) -> None:
+def print_section(title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """Print a section, if there is anything in it."""
     if not lines:
         return
     print_line()
@@ -68,7 +68,13 @@ def _print_section(title: str, lines: Sequence[tuple[str, str]]) -> None:
             print_line(f"  {name:{_LABEL_WIDTH}}{part}")
 
 
-def _advice_lines(findings: Findings, advice: Sequence[Advice]) -> Iterator[str]:
+def print_advice(advice: Sequence[Advice]) -> None:
+    """Print what a user should know, and in a last line whether all is well."""
+    for line in _advice_lines(advice):
+        print_line(line)
+
+
+def _advice_lines(advice: Sequence[Advice]) -> Iterator[str]:
     yield ""
     for said in advice:
         mark = "PROBLEM" if said.is_grave else "advice"
