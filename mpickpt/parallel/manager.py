@@ -135,6 +135,8 @@ class CheckpointManager:
         self._keeper = RunKeeper(self.run_dir, rules)
         self._tiers = RunTiers(further, max_lag=max_lag)
         self._keeper.retention.held = self._tiers.held
+        if self._talks.save.rank == 0:
+            self._keeper.further = self._tiers.directories
         self._restorer = restorer_of(
             self._talks,
             self._keeper,

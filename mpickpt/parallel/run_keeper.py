@@ -5,7 +5,7 @@ Everything here is local to rank 0.
 
 import errno
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpickpt.errors import LeaseHeldError, StorageError
@@ -41,6 +41,8 @@ class RunKeeper:
         Removes what need not stay.
     goes_on_from : int or None
         The restored step, until steps after it were set aside.
+    further : sequence of Path
+        The run directories of further tiers, to which no other job may copy meanwhile.
     """
 
     def __init__(self, path: Path, keep: KeepPolicy | None) -> None:
@@ -48,6 +50,8 @@ class RunKeeper:
         self.retention = Retention(self.run, keep, self.require_lease)
         self.lease: Lease | None = None
         self.goes_on_from: int | None = None
+        self.further: Sequence[Path] = ()
+        self._further_leases: list[Lease] = []
         self._reasons: dict[int, str] = {}
         self._attempted: int | None = None
         self._only_reads = False
@@ -100,6 +104,7 @@ class RunKeeper:
             self.lease = Lease.acquire(self.run.path, patience_s=patience_s)
             self._only_reads = False
             self._require_nothing_new()
+            self._take_further_leases(patience_s)
             self.retention.untidy.add(EARLIER_STEP)
         self.lease.require()
         if self.retention.untidy:
@@ -198,14 +203,30 @@ class RunKeeper:
 
     def require_lease(self) -> None:
         """Raise if another job has become the writer."""
-        if self.lease is not None:
-            self.lease.require()
+        for lease in (self.lease, *self._further_leases):
+            if lease is not None:
+                lease.require()
 
     def release(self) -> None:
         """Let another job become the writer."""
         if self.lease is not None:
             self.lease.release()
             self.lease = None
+        while self._further_leases:
+            self._further_leases.pop().release()
+
+    def _take_further_leases(self, patience_s: float) -> None:
+        """Keep other jobs from the further tiers; one that refuses guards nothing."""
+        for path in self.further:
+            try:
+                lease = Lease.acquire(path, patience_s=patience_s)
+            except LeaseHeldError:
+                self.release()
+                raise
+            except StorageError as error:
+                log.warning("no lease keeps other jobs from %s: %s", path, error)
+            else:
+                self._further_leases.append(lease)
 
     def _set_aside_after(self, step: int) -> None:
         # A step that was passed over here may have come from a further tier.

@@ -78,6 +78,11 @@ class RunTiers:
         """Whether there is any."""
         return bool(self._tiers)
 
+    @property
+    def directories(self) -> list[Path]:
+        """The runs in those tiers that are directories."""
+        return [run for run in self.runs if isinstance(run, Path)]
+
     def copy(
         self,
         manifest: ShardManifest,

@@ -17,9 +17,11 @@ from mpickpt import (
     Preemption,
     StorageError,
 )
-from mpickpt.parallel import run_tiers
+from mpickpt.parallel import run_keeper, run_tiers
 from mpickpt.parallel.run_restorer import RunRestorer
 from mpickpt.storage import uploader as uploader_module
+from mpickpt.storage.job_identity import JobIdentity
+from mpickpt.storage.lease import Lease
 from mpickpt.storage.upload import UploadRules
 from tests.nodes_of_threads import NodesOfThreads
 from tests.states import failure_on_ranks, on_ranks
@@ -390,6 +392,32 @@ def test_full_tier_is_waited_for_once(tmp_path, monkeypatch):
     outcomes = on_ranks(2, train_on_and_on)
 
     assert sum(outcomes[0]) == 1
+
+
+def test_another_job_that_copies_to_a_tier_keeps_this_one_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_keeper, "LEASE_PATIENCE_S", 0.2)
+    near, far = tmp_path / "near", tmp_path / "far"
+    other = JobIdentity(
+        job="other", restart_count=0, host="n9", machine="m9", pid=7, started=1
+    )
+
+    def save(comm):
+        training = Training(comm)
+        tiers = [DirectoryTier(near), DirectoryTier(far)]
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            training.train(1)
+            manager.save(1, wait=True)
+
+    with Lease.acquire(far, other, beat_s=0.1):
+        failure = failure_on_ranks(2, save)
+
+    assert isinstance(failure, mpickpt.LeaseHeldError)
+    assert str(far) in str(failure)
+    assert steps_of(near) == []
+
+    on_ranks(2, save)
+
+    assert steps_of(far) == [1]
 
 
 # The disk of each node first.
