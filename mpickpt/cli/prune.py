@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.dry_run:
             lease = stack.enter_context(writing_in(options.run_dir))
         entries = pruned.candidates()
+        _require_metrics(options.rules, entries)
         verdicts = plan_retention(retention_candidates(entries), keep)
         rows = list(zip(entries, verdicts, strict=True))
         _print_plan(rows, json=options.json)
@@ -74,6 +75,18 @@ def run(options: argparse.Namespace) -> int:
         what = "would remove" if options.dry_run else "removed"
         print_line(f"{what} {len(removed)} of {len(entries)} checkpoints, {size}")
     return WHOLE
+
+
+def _require_metrics(rules: Sequence[KeepPolicy], entries: Sequence[RunEntry]) -> None:
+    """Raise if a rule goes by a metric that no checkpoint has: it is mistyped."""
+    known = {name for entry in entries for name in entry.metrics}
+    for rule in rules:
+        if entries and isinstance(rule, KeepBest) and rule.metric not in known:
+            names = ", ".join(sorted(known)) or "none at all"
+            raise UsageError(
+                f"no checkpoint has the metric {rule.metric!r}, so the rule would keep "
+                f"none; known are: {names}"
+            )
 
 
 def _remove(pruned: Run, entries: Sequence[RunEntry], lease: Lease | NoLease) -> None:

@@ -306,3 +306,11 @@ def test_commands_import_neither_mpi_nor_hdf5(run_dir):
             check=False,
         )
         assert result.returncode == 0, result.stderr
+
+
+def test_prune_by_a_metric_that_nobody_has_removes_nothing(run_dir, capsys):
+    status, _, err = run(capsys, "prune", run_dir, "--keep-best", "1:lost")
+
+    assert status == 2
+    assert "no checkpoint has the metric 'lost'" in err
+    assert published(run_dir) == STEPS
