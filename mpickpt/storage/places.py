@@ -118,11 +118,11 @@ def _content(file: ShardFile, most_nbytes: int) -> bytes:
     content = bytearray()
     with storage_errors("read", file.path):
         while len(content) < most_nbytes:
-            length = min(most_nbytes - len(content), _PIECE_NBYTES)
-            piece = os.pread(file.descriptor, length, len(content))
-            if not piece:
+            piece = bytearray(min(most_nbytes - len(content), _PIECE_NBYTES))
+            count = os.preadv(file.descriptor, [piece], len(content))
+            if not count:
                 break
-            content += piece
+            content += piece[:count]
     return bytes(content)
 
 
