@@ -226,7 +226,8 @@ def test_start_after_a_kill_in_mid_upload_goes_on(job, proxy):
 
     assert report["first"] == near[-1] + 1
     assert report["is_same"]
-    require_whole(job.url, list(range(near[-1] + 1, 5)))
+    # What the start before had saved last is copied too.
+    require_whole(job.url, list(range(near[-1], 5)))
 
 
 def test_empty_machine_with_fewer_ranks_restores_from_the_store(job):
