@@ -31,7 +31,7 @@ from mpickpt.storage.shard_reader import is_vanished
 
 log = logging.getLogger(__name__)
 
-_MOST_ATTEMPTS = 3
+_MOST_ATTEMPTS = 10  # each time another save has replaced the checkpoint
 _N_TAGS = 10_000
 
 

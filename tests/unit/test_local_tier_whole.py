@@ -152,7 +152,9 @@ def test_damaged_shard_alone_comes_from_a_store(nodes, tmp_path, monkeypatch):
 
     found = restored(nodes, "aaaa", others=[RemotePath(f"{URL}/run")])
 
-    assert found.source.startswith("3 shards from the nodes that read them, 1 from mem")
+    assert found.source.startswith(
+        f"3 shards from the nodes that read them, 1 from {URL}"
+    )
 
 
 def test_store_that_refuses_does_not_hinder_a_whole_local_tier(nodes, monkeypatch):
