@@ -16,7 +16,6 @@ from mpickpt.errors import (
     ManifestError,
     StorageError,
 )
-from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
 from mpickpt.parallel.conversation import Conversation
 from mpickpt.parallel.load import Load
@@ -25,7 +24,7 @@ from mpickpt.parallel.run_keeper import RunKeeper
 from mpickpt.parallel.waiting import Steps
 from mpickpt.storage.catalog import step_path
 from mpickpt.storage.further_tiers import FurtherTiers
-from mpickpt.storage.places import Place, is_there
+from mpickpt.storage.places import Place
 from mpickpt.storage.remote_path import parse_place
 from mpickpt.storage.run_directory import other_step
 from mpickpt.storage.shard_file import is_no_file
@@ -244,10 +243,8 @@ def _newest_first(keeper: RunKeeper, others: FurtherTiers) -> bytes:
     And which tiers could not be asked.
     """
     places: dict[int, list[Place]] = {e.step: [e.path] for e in keeper.look()}
-    for step in others.steps():
-        further = others.directories(step)
-        found = [place for place in further if is_there(place / MANIFEST_NAME)]
-        places[step] = [*places.get(step, []), *found]
+    for step, further in others.published().items():
+        places[step] = [*places.get(step, []), *further]
     listed = [
         (step, str(place), keeper.run.attempts(step))
         for step in sorted(places, reverse=True)

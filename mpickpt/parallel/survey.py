@@ -166,7 +166,7 @@ class Survey:
         """Return the steps that any node or tier has."""
 
         def listed(sights: Sights) -> Listing:
-            steps = {*sights.steps(), *self.tiers.steps()}
+            steps = {*sights.steps(), *self.tiers.published()}
             return Listing(
                 steps=[(n, sights.attempts(n)) for n in sorted(steps, reverse=True)],
                 refusal="; ".join(self.tiers.refusals.values()),

@@ -1,6 +1,7 @@
 """Looks at the tiers behind the nodes' own disks; one process, no MPI."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 
 from mpickpt.errors import CheckpointError, CheckpointNotFoundError, StorageError
@@ -39,12 +40,13 @@ class FurtherTiers:
         """Return where each tier has a step, or would have it."""
         return [run / step_directory_name(step) for run in self._runs]
 
-    def steps(self) -> set[int]:
-        """Return the steps that any of them has; one that refuses has none."""
-        found: set[int] = set()
+    def published(self) -> dict[int, list[Place]]:
+        """Return where they have which steps; one that refuses has none."""
+        found: defaultdict[int, list[Place]] = defaultdict(list)
         for tier, run in enumerate(self._runs):
             try:
-                found |= {entry.step for entry in checkpoints(run)}
+                for entry in checkpoints(run):
+                    found[entry.step].append(entry.path)
             except StorageError as error:
                 self._note_refusal(tier, error)
         return found

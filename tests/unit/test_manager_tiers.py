@@ -270,6 +270,22 @@ def test_newer_steps_of_a_tier_that_did_not_answer_are_not_given_up(
     assert steps_of(f"{URL}/run") == [1, 2, 3, 4, 5]
 
 
+def test_tier_that_refuses_does_not_hide_the_next(tmp_path, monkeypatch):
+    store = memory_store(monkeypatch)
+    near, far = tmp_path / "near", tmp_path / "far"
+    tiers = [DirectoryTier(near), ObjectTier(f"{URL}/run"), DirectoryTier(far)]
+    train_on(2, tiers, steps=3)
+    shutil.rmtree(near)
+    store.refuse = 5
+
+    def resume(comm):
+        training = Training(comm)
+        with manager_of(None, comm, training, tiers=tiers) as manager:
+            return manager.restore_latest().step
+
+    assert set(on_ranks(2, resume)) == {2}
+
+
 @pytest.mark.parametrize("is_damaged", [True, False])
 def test_older_checkpoint_is_not_restored_while_a_tier_cannot_be_asked(
     tmp_path, monkeypatch, is_damaged
