@@ -153,6 +153,7 @@ class CheckpointManager:
             self._talks,
             self._keeper,
             self._restorer,
+            leads=self._leads,
             local=local,
             tiers=self._tiers,
             state=state,

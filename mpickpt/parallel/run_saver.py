@@ -45,6 +45,8 @@ class RunSaver:
         Of the run directory.
     restorer : RunRestorer or LocalRestorer
         Knows who looks after which run directory.
+    leads : bool
+        Whether this rank does.
     local : LocalTier or None
         The first tier, if it is the disk of each node.
     tiers : RunTiers
@@ -65,6 +67,7 @@ class RunSaver:
         keeper: RunKeeper,
         restorer: RunRestorer | LocalRestorer,
         *,
+        leads: bool,
         local: LocalTier | None,
         tiers: RunTiers,
         state: Callable[[], Any],
@@ -78,7 +81,7 @@ class RunSaver:
         self._talks = talks
         self._keeper = keeper
         self._restorer = restorer
-        self._leads = run(restorer.leads())
+        self._leads = leads
         self._local = local
         self._tiers = tiers
         self._n_saves = 0

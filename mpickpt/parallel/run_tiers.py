@@ -67,9 +67,9 @@ class RunTiers:
             for run, tier in zip(self.runs, self._tiers, strict=True)
         ]
         self._rules: list[KeepPolicy | None] = [
-            None if tier.keep is None else parse_keep(tier.keep) for tier in tiers
+            None if tier.keep is None else parse_keep(tier.keep) for tier in self._tiers
         ]
-        self._good: list[set[int]] = [set() for _ in tiers]
+        self._good: list[set[int]] = [set() for _ in self._tiers]
         self._failures: list[CheckpointError] = []
         self._stalled_at: int | None = None
         self._uploader = Uploader(self._targets, on_published=self._published)
@@ -201,9 +201,8 @@ class RunTiers:
 
     def _failures_told(self, talk: Conversation, on_stall: OnStall) -> Steps[None]:
         """Raise what went wrong for good; a preempted program only logs it."""
-        self._tell_failures()
-        failure = None if on_stall == "leave" else self._taken_failure()
-        yield from talk.settle(failure, PHASE)
+        failure = self._taken_failure()
+        yield from talk.settle(None if on_stall == "leave" else failure, PHASE)
 
     def _verdict(self, left_s: float) -> bytes:
         """Say how long the copies take against the time left; return what to do."""
