@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpickpt.planning.stripe_layout import StripeComponent
     from mpickpt.planning.striping_wish import ProgressiveStriping, Striping
     from mpickpt.planning.tiers import DirectoryTier, LocalTier, ObjectTier
-    from mpickpt.state import AsSaved, PerRank, Replicated, Sharded
+    from mpickpt.state import AsSaved, PerRank, Replicated, Sharded, StreamedArray
     from mpickpt.storage.catalog import checkpoints, latest, read_manifest, step_path
     from mpickpt.storage.checkpoint_reader import open_checkpoint
     from mpickpt.storage.run_directory import set_metrics
@@ -76,7 +76,7 @@ _HOMES = {
     "mpickpt.planning.stripe_layout": ("StripeComponent",),
     "mpickpt.planning.striping_wish": ("ProgressiveStriping", "Striping"),
     "mpickpt.planning.tiers": ("DirectoryTier", "LocalTier", "ObjectTier"),
-    "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded"),
+    "mpickpt.state": ("AsSaved", "PerRank", "Replicated", "Sharded", "StreamedArray"),
     "mpickpt.storage.catalog": ("checkpoints", "latest", "read_manifest", "step_path"),
     "mpickpt.storage.checkpoint_reader": ("open_checkpoint",),
     "mpickpt.storage.run_directory": ("set_metrics",),
@@ -119,6 +119,7 @@ __all__ = [
     "Sharded",
     "StateTypeError",
     "StorageError",
+    "StreamedArray",
     "StripeComponent",
     "Striping",
     "WorldSizeMismatchError",

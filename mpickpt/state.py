@@ -6,7 +6,9 @@ rank's box of a global array), `Replicated` (equal on all ranks) or `PerRank`.
 A wrapper takes one array or a whole subtree.
 """
 
+import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,6 +45,70 @@ class ArraySpec:
 
     shape: Shape
     dtype: Any
+
+
+class StreamedArray(ABC):
+    """An array whose elements are read only when a save writes them.
+
+    So a state may be larger than memory: one that is copied from elsewhere. Subclasses
+    set `shape` and `dtype` and say how a box is read. It stands wherever a wrapper
+    takes an array; a load gives ordinary arrays.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the array, in elements.
+    dtype : numpy.dtype
+        Its element type.
+
+    Notes
+    -----
+    `read` is called from the thread that digests the shard, which is not the caller's
+    in an asynchronous or background save. What it raises fails the save on all ranks.
+    """
+
+    shape: Shape
+    dtype: Any
+
+    @abstractmethod
+    def read(self, box: tuple[slice, ...]) -> Any:
+        """Return the elements of a box.
+
+        Parameters
+        ----------
+        box : tuple of slice
+            Start and stop on each axis, inside the array; () for a 0-d array.
+            Boxes come in C order, each of at most 1 MiB, or one element.
+
+        Returns
+        -------
+        ndarray
+            Of `dtype`, with the shape of the box.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all elements, in bytes."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    def __getitem__(self, box: Any) -> "StreamedArray":
+        bounds = () if box == (...,) else box
+        return _StreamedBox(self, tuple(bounds))
+
+
+class _StreamedBox(StreamedArray):
+    """A box of a streamed array; nothing is read until the save asks for it."""
+
+    def __init__(self, whole: StreamedArray, bounds: tuple[slice, ...]) -> None:
+        self._whole = whole
+        self._starts = tuple(bound.start for bound in bounds)
+        self.shape = tuple(bound.stop - bound.start for bound in bounds)
+        self.dtype = whole.dtype
+
+    def read(self, box: tuple[slice, ...]) -> Any:
+        pairs = zip(self._starts, box, strict=True)
+        moved = (slice(at + part.start, at + part.stop) for at, part in pairs)
+        return self._whole.read(tuple(moved))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,8 @@
 # Works on a bare Debian or Ubuntu machine with Python 3.11 or later. It makes .venv
 # in this clone (MPICKPT_VENV or an active virtual environment win) and
 # .venv-openmpi, then lints, then runs one pytest session, whose closing line is the
-# last line of the output. MPICKPT_TEST_OPENMPI=0 leaves Open MPI out.
+# last line of the output. MPICKPT_TEST_OPENMPI=0 leaves Open MPI out,
+# MPICKPT_TEST_FRAMEWORKS=0 PyTorch, JAX, DeepSpeed and Megatron.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -44,15 +45,16 @@ install_tools() {
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# The stamp holds the digest of pyproject.toml, so that a second run installs nothing.
+# A stamp holds the digest of pyproject.toml, so that a second run installs nothing.
 make_environment() {
-    local directory=$1 extras=$2 digest
+    local directory=$1 extras=$2 stamp digest
+    stamp="$directory/.mpickpt-stamp-$extras"
     [ -x "$directory/bin/python" ] || python3 -m venv "$directory"
-    digest="$(sha256sum pyproject.toml | cut -d' ' -f1) $PWD $extras"
-    if [ "$(cat "$directory/.mpickpt-stamp" 2>/dev/null)" != "$digest" ]; then
+    digest="$(sha256sum pyproject.toml | cut -d' ' -f1) $PWD"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
         timeout "$SETUP_TIMEOUT_S" "$directory/bin/python" -m pip install \
-            --quiet --disable-pip-version-check --editable ".[$extras]"
-        echo "$digest" >"$directory/.mpickpt-stamp"
+            --quiet --disable-pip-version-check --editable ".[$extras]" || return
+        echo "$digest" >"$stamp"
     fi
 }
 
@@ -72,6 +74,10 @@ lint() {
 venv=${MPICKPT_VENV:-${VIRTUAL_ENV:-$PWD/.venv}}
 install_tools
 make_environment "$venv" mpich,test,servers
+if [ "${MPICKPT_TEST_FRAMEWORKS:-1}" = 1 ]; then
+    make_environment "$venv" frameworks ||
+        echo "tests/run.sh: tests that need frameworks are skipped, see above" >&2
+fi
 if [ "${MPICKPT_TEST_OPENMPI:-1}" = 1 ]; then
     make_environment "$PWD/.venv-openmpi" openmpi,test
     export MPICKPT_TEST_OTHER_PYTHON="$PWD/.venv-openmpi/bin/python"

@@ -23,7 +23,15 @@ from mpickpt.format.tree import (
     ScopeNode,
 )
 from mpickpt.planning.live import is_generator, live_state, record_fields
-from mpickpt.state import ArraySpec, AsSaved, PerRank, Replicated, Shape, Sharded
+from mpickpt.state import (
+    ArraySpec,
+    AsSaved,
+    PerRank,
+    Replicated,
+    Shape,
+    Sharded,
+    StreamedArray,
+)
 
 Array = np.ndarray[Any, Any]
 Wrapper = Sharded | Replicated | PerRank
@@ -107,7 +115,7 @@ class _Walk:
         kind = type(value)
         if kind in _PLAIN:
             return self.plain(value, key, scope)
-        if isinstance(value, np.ndarray | ArraySpec):
+        if isinstance(value, np.ndarray | ArraySpec | StreamedArray):
             return self.array(value, key, scope)
         if isinstance(value, Sharded | Replicated | PerRank):
             return self.wrapped(value, key, scope, depth)
@@ -197,7 +205,7 @@ class _Walk:
             )
 
     def live(self, value: Any, key: str, scope: Wrapper | None, depth: int) -> Node:
-        state = live_state(value)
+        state = live_state(value, template=self.template)
         if state is None:
             raise StateTypeError(
                 f"{shown(key)!r} is a {type(value).__module__}."
@@ -229,6 +237,7 @@ class _Walk:
                     key=shown(key),
                 )
             array = ArraySpec(array.shape, np.dtype(array.dtype))
+        self.require_fillable(array, key)
         if isinstance(array, np.ma.MaskedArray):
             raise StateTypeError(
                 f"{shown(key)!r} is a masked array; save its data and its mask as two",
@@ -266,12 +275,13 @@ class _Walk:
         nowhere = (0,) * len(value.global_shape)
         require_inside(key, nowhere, value.global_shape, nowhere)
         for offset, array in value.boxes:
-            if not isinstance(array, np.ndarray | ArraySpec):
+            if not isinstance(array, np.ndarray | ArraySpec | StreamedArray):
                 raise StateTypeError(
                     f"{shown(key)!r} has a piece of type {type(array).__name__}; "
                     "pieces are (offset, array) pairs",
                     key=shown(key),
                 )
+            self.require_fillable(array, key)
             self.require_dtype(np.dtype(array.dtype), key)
             require_inside(key, array.shape, value.global_shape, offset)
             if dtype is not None and np.dtype(array.dtype) != dtype:
@@ -292,6 +302,14 @@ class _Walk:
             leaf = msgspec.structs.replace(leaf, key="%root")
         self.leaves.append(leaf)
         return ArrayNode(len(self.leaves) - 1)
+
+    def require_fillable(self, array: Any, key: str) -> None:
+        if self.template and isinstance(array, StreamedArray):
+            raise StateTypeError(
+                f"{shown(key)!r} is a {type(array).__qualname__}, which only gives "
+                "elements; a load fills arrays, so put one there, or AsSaved",
+                key=shown(key),
+            )
 
     def require_dtype(self, dtype: np.dtype[Any], key: str) -> None:
         if dtype in self.known_dtypes:

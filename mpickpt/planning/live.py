@@ -32,8 +32,12 @@ def is_generator(value: Any) -> bool:
     )
 
 
-def live_state(value: Any) -> Any:
-    """Return the state of a live object, or None where it is not one."""
+def live_state(value: Any, *, template: bool = False) -> Any:
+    """Return the state of a live object, or None where it is not one.
+
+    As a template, an object that fills up as the program runs may say with
+    ``state_dict_template()`` what its state is going to be.
+    """
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, np.random.BitGenerator):
@@ -45,6 +49,8 @@ def live_state(value: Any) -> Any:
     if isinstance(value, type) or not hasattr(value, "load_state_dict"):
         return None
     read = getattr(value, "state_dict", None)
+    if template:
+        read = getattr(value, "state_dict_template", read)
     return read() if callable(read) else None
 
 

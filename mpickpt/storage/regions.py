@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpickpt.errors import StateTypeError
 from mpickpt.format.dtypes import clear_padding
-from mpickpt.format.hyperslab import contiguous_pieces
+from mpickpt.format.hyperslab import Hyperslab, contiguous_pieces
+from mpickpt.state import StreamedArray
 
 if TYPE_CHECKING:
     from mpickpt.storage.shard_image import ShardImage
 
 Array = np.ndarray[Any, Any]
 
-Region = tuple[int, bytes | Array]
+Content = bytes | Array | StreamedArray
+Region = tuple[int, Content]
 
 # Of arrays of a few kilobytes each lies behind a header of its own; joined in one call,
 # they cost half of what they cost one by one.
@@ -23,10 +26,12 @@ _PLAIN_TYPES = frozenset("?bBhHiIlLqQefdFD")  # whose arrays Python's buffers kn
 
 # What is not one run of memory goes through copies that fit the cache.
 PIECE_NBYTES = 256 << 10
+# What is read piece by piece, as it is written, wants larger ones.
+_STREAMED_NBYTES = 1 << 20
 
 
 def regions_before_table(
-    image: "ShardImage", index: bytes, parts: Sequence[Array]
+    image: "ShardImage", index: bytes, parts: Sequence[Array | StreamedArray]
 ) -> list[Region]:
     """Return offset and content of all that lies before the table, in file order.
 
@@ -76,10 +81,12 @@ def joined(regions: Iterable[Region]) -> Iterator[Region]:
         yield start, b"".join(run)
 
 
-def _is_small(content: bytes | Array) -> bool:
+def _is_small(content: Content) -> bool:
     """Tell whether a region is little, and one run of memory."""
     if isinstance(content, bytes):
         return len(content) <= _SMALL_NBYTES
+    if isinstance(content, StreamedArray):
+        return False
     return (
         content.nbytes <= _SMALL_NBYTES
         and content.dtype.char in _PLAIN_TYPES
@@ -97,7 +104,7 @@ def bytes_after_table(image: "ShardImage") -> bytes:
     return bytes(tail)
 
 
-def pieces_of(content: bytes | Array) -> Iterable[memoryview]:
+def pieces_of(content: Content) -> Iterable[memoryview]:
     """Return the bytes of a region in order, as views or as small copies.
 
     Notes
@@ -107,10 +114,34 @@ def pieces_of(content: bytes | Array) -> Iterable[memoryview]:
     """
     if isinstance(content, bytes):
         return (memoryview(content),)
+    if isinstance(content, StreamedArray):
+        return (
+            view for _, piece in streamed(content) for view in _copied_pieces(piece)
+        )
     is_padded = content.dtype.type in (np.longdouble, np.clongdouble)
     if content.flags.c_contiguous and not is_padded:
         return (bytes_of(content),)
     return _copied_pieces(content)
+
+
+def streamed(array: StreamedArray) -> Iterator[tuple[Hyperslab, Array]]:
+    """Yield the boxes of an array that is read as it is written, with their elements.
+
+    Raises
+    ------
+    StateTypeError
+        A box came with another dtype or shape than was asked for.
+    """
+    for box in contiguous_pieces(array.shape, array.dtype.itemsize, _STREAMED_NBYTES):
+        bounds = tuple(map(slice, box.offset, box.stop))
+        piece = np.asarray(array.read(bounds))
+        if piece.shape != box.shape or piece.dtype != array.dtype:
+            raise StateTypeError(
+                f"{type(array).__qualname__}.read returned {piece.dtype} of shape "
+                f"{piece.shape} for {bounds}; expected {array.dtype} of shape "
+                f"{box.shape}"
+            )
+        yield box, piece
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -23,9 +23,10 @@ from mpickpt.format.index import (
     part_names,
 )
 from mpickpt.format.tree import Node
+from mpickpt.state import StreamedArray
 from mpickpt.storage.shard_image import PartSpec, ShardImage, build_image
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any] | StreamedArray
 
 _WIDEST_TABLE = (2**53, 2**53)
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from mpickpt.format.digest import BlockCrc, crc32, crc32_hex
 from mpickpt.format.dtypes import clear_padding
+from mpickpt.state import StreamedArray
 from mpickpt.storage.commit import sync_file
 from mpickpt.storage.large_memory import allocate
-from mpickpt.storage.regions import Array, bytes_after_table
+from mpickpt.storage.regions import Array, bytes_after_table, streamed
 from mpickpt.storage.shard_draft import ShardDraft, ShardLayout
 from mpickpt.storage.shard_file import ShardFile, new_shard_file
 from mpickpt.storage.stream import ShardDigest, stop_if, table_of
@@ -220,8 +221,13 @@ def _copy_state(view: memoryview, draft: ShardDraft) -> None:
             _copy_array(view, offset, part)
 
 
-def _copy_array(view: memoryview, offset: int, part: Array) -> None:
-    np.ndarray(part.shape, part.dtype, view, offset)[...] = part
+def _copy_array(view: memoryview, offset: int, part: Array | StreamedArray) -> None:
+    copy = np.ndarray(part.shape, part.dtype, view, offset)
+    if isinstance(part, StreamedArray):
+        for box, piece in streamed(part):
+            copy[box.slices()] = piece
+    else:
+        copy[...] = part
     if part.dtype.char in "gG":
         content = np.frombuffer(view, np.uint8, part.nbytes, offset)
         clear_padding(content, part.dtype)

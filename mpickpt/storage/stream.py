@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from mpickpt.format.digest import BlockCrc, crc32, crc32_hex
 from mpickpt.planning.blocks import DEFAULT_BLOCK_NBYTES
+from mpickpt.state import StreamedArray
 from mpickpt.storage.checks import (
     BlockCrc32,
     Check,
@@ -87,7 +88,7 @@ def write_shard(
     path: Path,
     image: "ShardImage",
     index: bytes,
-    parts: Sequence[Array],
+    parts: Sequence[Array | StreamedArray],
     *,
     block_nbytes: int = DEFAULT_BLOCK_NBYTES,
     direct: bool,
@@ -104,7 +105,7 @@ def write_shard(
         Where everything lies.
     index : bytes
         Exactly as long as the image says.
-    parts : sequence of ndarray
+    parts : sequence of ndarray or StreamedArray
         The arrays of the image in its order, of any memory order. Not modified.
     block_nbytes : int
         Bytes of one write, which starts at a multiple of it in the file. A multiple
