@@ -21,12 +21,14 @@ from tests.stores.uploads import MIB
 PROGRAM = "tests/stores/programs/train_to_store.py"
 SIZE = 4
 TIMEOUT_S = 90
+# A call to the store is made again for 60 s, and a flush waits up to 120 s for shards.
+COMMAND_TIMEOUT_S = 150
 SEED = int(os.environ.get("MPICKPT_TEST_SEED", "20261130"))
 # More than one part of an upload for each rank.
 LARGE_NBYTES = SIZE * 18 * MIB
 SMALL_NBYTES = SIZE * MIB
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Job:
@@ -96,15 +98,19 @@ def steps_of(run):
 
 def command(*words):
     """Run mpickpt as a user does; return its exit status and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mpickpt", *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        timeout=TIMEOUT_S,
-    )
-    return done.returncode, done.stdout + done.stderr
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mpickpt", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=REPOSITORY,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"{error}; it had printed: {error.stdout!r}")
+    return done.returncode, done.stdout
 
 
 def require_whole(url, steps):
