@@ -26,6 +26,7 @@ from mpickpt.bench.startup import measure_startup
 from mpickpt.bench.steps import measure_steps
 from mpickpt.bench.verify import measure_verify
 from mpickpt.cli.output import print_json, print_line, print_plain_table
+from mpickpt.cli.place_arguments import count
 from mpickpt.cli.status import FAILED, USAGE, WHOLE, UsageError
 from mpickpt.parallel.world import mpi_name, world
 from mpickpt.version import __version__
@@ -81,7 +82,7 @@ def declare_arguments(parser: argparse.ArgumentParser, groups: list[str]) -> Non
     parser.add_argument(
         "--repeat",
         metavar="N",
-        type=_count,
+        type=count,
         default=_FEWEST_ROUNDS,
         help="rounds whose median counts (5); one that does not goes before them",
     )
@@ -198,12 +199,6 @@ def nbytes_of(text: str) -> int:
     if match is None or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size as in 512MiB")
     return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
-    return int(text)
 
 
 def _chosen(text: str, groups: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpickpt.cli.copy_options import add_copy_arguments, copy_progress, pace_of
 from mpickpt.cli.output import nbytes_text, print_line
-from mpickpt.cli.place_arguments import place
+from mpickpt.cli.place_arguments import checkpoint_place
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.errors import CheckpointError
 from mpickpt.format.naming import (
@@ -32,7 +32,10 @@ from mpickpt.storage.small_file import names_in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "source", metavar="CKPT", type=place, help="checkpoint, a directory or a URL"
+        "source",
+        metavar="CKPT",
+        type=checkpoint_place,
+        help="checkpoint, a directory or a URL",
     )
     parser.add_argument(
         "target",

@@ -5,7 +5,7 @@ import argparse
 import msgspec
 
 from mpickpt.cli.output import print_json, print_line
-from mpickpt.cli.place_arguments import place
+from mpickpt.cli.place_arguments import checkpoint_place
 from mpickpt.cli.status import DIFFERENT, WHOLE
 from mpickpt.storage.checkpoint_reader import open_checkpoint
 from mpickpt.storage.comparison import Difference, compare
@@ -16,9 +16,9 @@ _MOST_CHARACTERS = 60
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "a", metavar="A", type=place, help="checkpoint, a directory or URL"
+        "a", metavar="A", type=checkpoint_place, help="checkpoint, a directory or URL"
     )
-    parser.add_argument("b", metavar="B", type=place, help="another one")
+    parser.add_argument("b", metavar="B", type=checkpoint_place, help="another one")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

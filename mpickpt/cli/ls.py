@@ -14,10 +14,11 @@ from mpickpt.cli.output import (
 )
 from mpickpt.cli.place_arguments import add_run_argument
 from mpickpt.cli.status import NO_CHECKPOINT, WHOLE
+from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.format.records import ShardManifest
 from mpickpt.storage.contents import last_written_s
 from mpickpt.storage.copy_sweep import partial_copy
-from mpickpt.storage.places import Place, absolute, is_directory
+from mpickpt.storage.places import Place, absolute, is_directory, is_there
 from mpickpt.storage.remote_run import run_at
 from mpickpt.storage.run_entry import RejectedEntry, Run, RunEntry
 from mpickpt.storage.step_directories import NamedStep, named_steps
@@ -45,9 +46,18 @@ def run(options: argparse.Namespace) -> int:
     elif entries:
         print_table(_COLUMNS, [_row(entry) for entry in entries])
     else:
-        print_line(f"no checkpoints in {absolute(options.run_dir)}")
+        print_line(f"no checkpoints in {absolute(options.run_dir)}{_instead(options)}")
     is_any_whole = any(entry["state"] == "whole" for entry in entries)
     return WHOLE if is_any_whole else NO_CHECKPOINT
+
+
+def _instead(options: argparse.Namespace) -> str:
+    if not is_there(options.run_dir / MANIFEST_NAME):
+        return ""
+    return (
+        f", which is one itself, of the run {absolute(options.run_dir).parent}; "
+        "mpickpt show says what it holds"
+    )
 
 
 def _entries(listed: Run) -> list[dict[str, Any]]:

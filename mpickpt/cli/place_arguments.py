@@ -3,6 +3,7 @@
 import argparse
 
 from mpickpt.errors import CheckpointError
+from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.storage.places import Place
 from mpickpt.storage.remote_path import parse_place
 
@@ -17,21 +18,42 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the directory of a checkpoint."""
     parser.add_argument(
-        "checkpoint", metavar="CKPT", type=place, help="checkpoint, a directory or URL"
+        "checkpoint",
+        metavar="CKPT",
+        type=checkpoint_place,
+        help="checkpoint, a directory or URL",
     )
 
 
 def place(text: str) -> Place:
     """Return the path or the URL that an argument says."""
+    if not text:  # of a variable that is not set; the current directory is "."
+        raise argparse.ArgumentTypeError("the path is empty")
     try:
         return parse_place(text)
     except (ValueError, CheckpointError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def checkpoint_place(text: str) -> Place:
+    """Return the place of a checkpoint, which its manifest may stand for."""
+    said = place(text)
+    return said.parent if said.name == MANIFEST_NAME else said
+
+
 def count(text: str) -> int:
     """Return the number that an argument says, from 1."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
+    return whole_number(text, least=1)
+
+
+def whole_number(text: str, *, least: int) -> int:
+    """Return the number that an argument says, or complain in argparse's way."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a whole number, {least} or more"
+        )
     return number

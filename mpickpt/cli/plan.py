@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="by default 14: fp16 and three fp32 of Adam",
     )
     size.add_argument("--nbytes", metavar="SIZE", type=_said(parse_nbytes))
-    size.add_argument("--ranks", metavar="P", type=_said(_ranks), required=True)
+    size.add_argument("--ranks", metavar="P", type=count, required=True)
     size.add_argument(
         "--mtbf",
         metavar="TIME",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="mean time between failures of the whole job, by default 4h",
     )
     size.add_argument("--step-time", metavar="TIME", type=_said(parse_seconds))
-    size.add_argument("--keep", metavar="K", type=_said(_keep), default=5)
+    size.add_argument("--keep", metavar="K", type=count, default=5)
     speed = parser.add_argument_group("speeds, assumed where they are not given")
     for names, what in (
         (("--link", "--gather-bandwidth"), "what arrives at rank 0"),
@@ -234,21 +234,6 @@ def _said(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parsed
-
-
-def _count_of(text: str, what: str) -> int:
-    try:
-        return count(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number of {what}, from 1") from None
-
-
-def _ranks(text: str) -> int:
-    return _count_of(text, "ranks")
-
-
-def _keep(text: str) -> int:
-    return _count_of(text, "checkpoints")
 
 
 def _number(text: str) -> float:

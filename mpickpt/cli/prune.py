@@ -140,5 +140,5 @@ def _best(text: str) -> KeepPolicy:
     if not name or mode not in ("min", "max"):
         name, mode = metric, "min"
     if not name:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: expected N:METRIC, as in 3:loss")
     return KeepBest(count(number), name, "max" if mode == "max" else "min")

@@ -4,16 +4,16 @@ import argparse
 import contextlib
 
 from mpickpt.cli.output import print_line
-from mpickpt.cli.place_arguments import place
+from mpickpt.cli.place_arguments import checkpoint_place
 from mpickpt.cli.run_arguments import writing_in
 from mpickpt.cli.status import WHOLE, UsageError
-from mpickpt.errors import CheckpointNotFoundError
 from mpickpt.format.naming import (
     MANIFEST_NAME,
     parse_rejected_directory,
     parse_step_directory,
 )
 from mpickpt.storage.contents import own_files
+from mpickpt.storage.found_instead import not_found
 from mpickpt.storage.places import Place, absolute, is_directory, is_there
 from mpickpt.storage.remote_run import run_at
 from mpickpt.storage.removal import remove_checkpoint, remove_rejected
@@ -56,14 +56,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _absolute(text: str) -> Place:
-    return absolute(place(text))
+    return absolute(checkpoint_place(text))
 
 
 def _require_checkpoint(path: Place) -> None:
     is_published = is_there(path / MANIFEST_NAME)
     is_left_over = _is_of_a_run(path) and is_directory(path)
     if not is_published and not own_files(path) and not is_left_over:
-        raise CheckpointNotFoundError(f"no checkpoint at {path}, nor rest of one")
+        raise not_found(path)
 
 
 def _is_of_a_run(path: Place) -> bool:

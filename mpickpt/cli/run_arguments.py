@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Iterator
 
 from mpickpt.cli.output import print_warning
-from mpickpt.cli.place_arguments import add_run_argument, count
+from mpickpt.cli.place_arguments import add_run_argument, count, whole_number
 from mpickpt.cli.status import UsageError
 from mpickpt.errors import CheckpointNotFoundError
 from mpickpt.storage.lease import Lease
@@ -79,7 +79,4 @@ def writing_in(run_dir: Place) -> Iterator[Lease | NoLease]:
 
 def step(text: str) -> int:
     """Return the step that an argument says, from 0."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    return whole_number(text, least=0)

@@ -27,7 +27,12 @@ def run(options: argparse.Namespace) -> int:
 def metric(text: str) -> tuple[str, float]:
     """Return the name and the number of "loss=0.5"."""
     name, equals, value = text.rpartition("=")
-    number = float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
     if not name or not equals or not math.isfinite(number):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected NAME=VALUE with a finite number, as in loss=0.5"
+        )
     return name, number

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpickpt.cli.output import nbytes_text, print_json, print_line, progress_bar
-from mpickpt.cli.place_arguments import count, place
+from mpickpt.cli.place_arguments import checkpoint_place, count
 from mpickpt.cli.status import DAMAGED, UNREADABLE, WHOLE, status_of
 from mpickpt.errors import CheckpointError, CheckpointNotFoundError
 from mpickpt.format.naming import MANIFEST_NAME
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="CKPT|RUN",
-        type=place,
+        type=checkpoint_place,
         help="checkpoint or run, a directory or URL",
     )
     parser.add_argument(

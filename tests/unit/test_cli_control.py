@@ -314,3 +314,40 @@ def test_prune_by_a_metric_that_nobody_has_removes_nothing(run_dir, capsys):
     assert status == 2
     assert "no checkpoint has the metric 'lost'" in err
     assert published(run_dir) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["prune", "run", "--keep-last", "0"], "'0': expected a whole number, 1"),
+        (["prune", "run", "--keep-best", "3"], "'3': expected N:METRIC"),
+        (["pin", "run", "last"], "'last': expected a whole number, 0"),
+        (["set-metric", "run", "1", "loss=low"], "'loss=low': expected NAME=VALUE"),
+        (["ls", ""], "the path is empty"),
+    ],
+)
+def test_wrong_argument_is_told_with_what_was_expected(capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_manifest_stands_for_its_checkpoint(tmp_path, capsys):
+    mpickpt.save_sharded({}, tmp_path / "step-0000000001", step=1)
+    manifest = tmp_path / "step-0000000001" / "manifest.json"
+
+    assert run(capsys, "verify", manifest)[0] == 0
+    assert run(capsys, "show", manifest)[0] == 0
+
+
+def test_where_run_and_checkpoint_are_mistaken(tmp_path, capsys):
+    checkpoint = tmp_path / "step-0000000001"
+    mpickpt.save_sharded({}, checkpoint, step=1)
+
+    _, out, _ = run(capsys, "ls", checkpoint)
+    _, _, err = run(capsys, "rm", tmp_path)
+
+    assert f"which is one itself, of the run {tmp_path}" in out
+    assert f"it is a run directory that holds 1; the latest is {checkpoint}" in err
