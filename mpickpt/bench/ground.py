@@ -49,7 +49,7 @@ def working_directory(ranks: Ranks, parent: Path, needed: int) -> Iterator[Path]
         def make() -> Path:
             _require_room(parent, needed + _SLACK_NBYTES)
             try:
-                return stack.enter_context(own_directory(parent, _PREFIX))
+                return stack.enter_context(scratch_directory(parent, _PREFIX))
             except OSError as error:
                 reason = error.strerror
                 raise UsageError(f"cannot measure in {parent}: {reason}") from error
@@ -59,7 +59,7 @@ def working_directory(ranks: Ranks, parent: Path, needed: int) -> Iterator[Path]
 
 
 @contextmanager
-def own_directory(parent: Path, prefix: str) -> Iterator[Path]:
+def scratch_directory(parent: Path, prefix: str) -> Iterator[Path]:
     """Make a directory with a name of its own; remove it with all that is in it.
 
     Parameters

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from mpickpt.bench.ground import own_directory
+from mpickpt.bench.ground import scratch_directory
 from mpickpt.bench.ranks import Ranks
 from mpickpt.cli.place_arguments import place
 from mpickpt.cli.status import FAILED, USAGE, WHOLE, UsageError, status_of
@@ -171,7 +171,7 @@ def _made(options: argparse.Namespace, stack: ExitStack) -> Path:
     if not is_directory(directory):
         raise UsageError(f"{directory} is not a directory; make it first")
     with storage_errors("write in", directory):
-        return stack.enter_context(own_directory(directory, _PREFIX))
+        return stack.enter_context(scratch_directory(directory, _PREFIX))
 
 
 def _unreadable(directory: Path, failures: list[Failure]) -> StorageError:

@@ -291,7 +291,7 @@ def test_directory_is_left_to_the_watcher_when_it_cannot_be_removed(
 ):
     monkeypatch.setattr(ground.shutil, "rmtree", lambda *_, **__: None)
 
-    with ground.own_directory(tmp_path, ".own-") as path:
+    with ground.scratch_directory(tmp_path, ".own-") as path:
         pass
 
     assert path.exists()  # the watcher waits for this process to end

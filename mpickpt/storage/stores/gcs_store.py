@@ -27,6 +27,7 @@ from mpickpt.storage.stores.names import (
     is_of_parts,
     owner_of_part,
     probe_name,
+    split_bucket_url,
 )
 from mpickpt.storage.stores.parts import Sending, plan_parts
 from mpickpt.storage.stores.ranges import Filling
@@ -54,11 +55,7 @@ class GcsStore:
     """
 
     def __init__(self, url: str, options: StoreOptions) -> None:
-        bucket, _, prefix = url.partition("://")[2].partition("/")
-        if not bucket:
-            raise ValueError(f"{url!r} names no bucket: gs://BUCKET/PREFIX")
-        self._prefix = directory_prefix(prefix)
-        self._url = f"gs://{bucket}/{self._prefix}".rstrip("/")
+        bucket, self._prefix, self._url = split_bucket_url(url, "gs")
         self._options = options
         self._bucket = gcs_bucket_of(bucket, options)
 

@@ -33,6 +33,21 @@ def directory_prefix(name: str) -> str:
     return f"{checked_name(trimmed)}/" if trimmed else ""
 
 
+def split_bucket_url(url: str, scheme: str) -> tuple[str, str, str]:
+    """Return the bucket of a URL, what names there begin with, and the URL as told.
+
+    Raises
+    ------
+    ValueError
+        If it names no bucket, or its path is none of a directory.
+    """
+    bucket, _, path = url.partition("://")[2].partition("/")
+    if not bucket:
+        raise ValueError(f"{url!r} names no bucket: {scheme}://BUCKET/PREFIX")
+    prefix = directory_prefix(path)
+    return bucket, prefix, f"{scheme}://{bucket}/{prefix}".rstrip("/")
+
+
 def probe_name() -> str:
     """Return the name of a file that shows what a store can do."""
     return f"{_PROBE}{secrets.token_hex(8)}"

@@ -9,7 +9,12 @@ from typing import Any
 
 from mpickpt.errors import StorageError
 from mpickpt.storage.stores.failures import Cancellation
-from mpickpt.storage.stores.names import checked_name, directory_prefix, probe_name
+from mpickpt.storage.stores.names import (
+    checked_name,
+    directory_prefix,
+    probe_name,
+    split_bucket_url,
+)
 from mpickpt.storage.stores.parts import Sending, plan_parts
 from mpickpt.storage.stores.ranges import Filling
 from mpickpt.storage.stores.s3_bucket import bucket_of
@@ -41,11 +46,7 @@ class S3Store:
     """
 
     def __init__(self, url: str, options: StoreOptions) -> None:
-        bucket, _, prefix = url.partition("://")[2].partition("/")
-        if not bucket:
-            raise ValueError(f"{url!r} names no bucket: s3://BUCKET/PREFIX")
-        self._prefix = directory_prefix(prefix)
-        self._url = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        bucket, self._prefix, self._url = split_bucket_url(url, "s3")
         self._options = options
         self._bucket = bucket_of(bucket, options)
 
