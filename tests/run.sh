@@ -13,6 +13,7 @@ export MPIR_CVAR_ENABLE_HEAVY_YIELD=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,sm OMPI_MCA_pml=ob1
+export OMPI_MCA_mpi_yield_when_idle=1
 
 readonly SETUP_TIMEOUT_S=1200
 readonly TESTS_TIMEOUT_S=${MPICKPT_TEST_SESSION_TIMEOUT_S:-3600}

@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.mpi_launch import Outcome, finish, pythons, start
 
 WORLD_SIZES = [1, 2, 4, 7]
+# With another MPI, one that is even and one that is odd.
+OTHER_WORLD_SIZES = [2, 7]
 SUITE_TIMEOUT_S = 600
 COUNTS = re.compile(r"\b(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
 OPTIONS = [
@@ -28,9 +31,18 @@ def fail_with(outcome: Outcome, reason: str) -> None:
     pytest.fail(f"{reason}\n{outcome.output[-20_000:]}", pytrace=False)
 
 
+def runs() -> list[Any]:
+    first, *others = pythons()
+    pairs = [(first, size) for size in WORLD_SIZES]
+    pairs += [(python, size) for python in others for size in OTHER_WORLD_SIZES]
+    return [
+        pytest.param(python, size, id=f"{Path(python).parts[-3]}-{size}")
+        for python, size in pairs
+    ]
+
+
 @pytest.mark.timeout(SUITE_TIMEOUT_S + 60)
-@pytest.mark.parametrize("size", WORLD_SIZES)
-@pytest.mark.parametrize("python", pythons(), ids=lambda p: Path(p).parts[-3])
+@pytest.mark.parametrize(("python", "size"), runs())
 def test_parallel_suite_passes(python, size):
     program = start(OPTIONS, size=size, python=python)
 

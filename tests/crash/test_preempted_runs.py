@@ -114,10 +114,10 @@ def test_signal_to_one_rank_stops_all_and_the_next_start_goes_on(
 @pytest.mark.parametrize(
     ("python", "threads", "n_trials"),
     [
-        pytest.param(pythons()[0], "multiple", 200, id="multiple"),
-        pytest.param(pythons()[0], "funneled", 40, id="funneled"),
+        pytest.param(pythons()[0], "multiple", 80, id="multiple"),
+        pytest.param(pythons()[0], "funneled", 20, id="funneled"),
         *(
-            pytest.param(python, "multiple", 40, id=Path(python).parts[-3])
+            pytest.param(python, "multiple", 20, id=Path(python).parts[-3])
             for python in pythons()[1:]
         ),
     ],
