@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpickpt.errors import StateTypeError
+from mpickpt.errors import CheckpointError, StateTypeError
 from mpickpt.format.hyperslab import Hyperslab
 from mpickpt.format.tree import (
     ArrayNode,
@@ -73,9 +73,14 @@ def in_list(form: str, items: Sequence[Build | None]) -> Build:
     return lambda: make(build() if build else None for build in items)
 
 
+def left_out() -> None:
+    """Stand for an entry that a dict is built without."""
+
+
 def in_dict(items: Mapping[Key, Build]) -> Build:
     """Return what builds a dict."""
-    return lambda: {key: build() for key, build in items.items()}
+    built = {key: build for key, build in items.items() if build is not left_out}
+    return lambda: {key: build() for key, build in built.items()}
 
 
 def in_record(origin: Any, fields: Mapping[Key, Build]) -> Build:
@@ -100,6 +105,8 @@ def in_live(origin: Any, state: Build) -> Build:
         value = state()
         try:
             set_live_state(origin, value)
+        except CheckpointError:
+            raise  # it says itself what does not fit
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise StateTypeError(
                 f"a {type(origin).__qualname__} did not take the state that was saved: "

@@ -24,6 +24,7 @@ from mpickpt.format.tree import (
 )
 from mpickpt.planning.flatten import FlatState, HeldLeaf, shown
 from mpickpt.planning.live import is_generator
+from mpickpt.planning.live_rules import live_rules
 from mpickpt.planning.rebuild import (
     Build,
     as_it_is,
@@ -32,6 +33,7 @@ from mpickpt.planning.rebuild import (
     in_live,
     in_record,
     in_scope,
+    left_out,
 )
 from mpickpt.planning.tree_walk import (
     Path,
@@ -142,7 +144,7 @@ class Matcher:
             if isinstance(saved, ScopeNode) and saved.wrapper == "replicated":
                 saved = saved.child
             child = self.either(saved, like.child, place.but(scoped=True))
-        return in_scope(like, child or _nothing)
+        return left_out if child is left_out else in_scope(like, child or _nothing)
 
     def per_rank(
         self, saved: Node, like: Node | None, place: Place, rule: Any
@@ -201,7 +203,13 @@ class Matcher:
         """Match an object whose state is set; a generator takes whatever was saved."""
         while isinstance(saved, ScopeNode | LiveNode):
             saved = saved.child
-        inner = place.but(loose=True, scoped=place.scoped or is_generator(like.origin))
+        rules = live_rules(like.origin)
+        inner = place.but(
+            loose=rules.takes_unknown,
+            may_lack=rules.may_lack,
+            loaded_only=rules.loaded_only,
+            scoped=place.scoped or is_generator(like.origin),
+        )
         template = None if is_generator(like.origin) else like.child
         return in_live(like.origin, self.either(saved, template, inner) or _nothing)
 
@@ -263,7 +271,7 @@ class Matcher:
 
     def not_saved(self, like: Node, place: Place) -> Build:
         """Keep an entry that only the template has; note it unless that is allowed."""
-        if not self.rules.keep_missing:
+        if not self.rules.keep_missing and not place.may_lack:
             keys = [shown(key) for key, _ in leaves(like, place.key)]
             self.missing += [key for key in keys if self.rules.selected(key)]
         return self.kept(like, place)
@@ -278,6 +286,8 @@ class Matcher:
 
     def kept(self, like: Node, place: Place) -> Build:
         """Leave an entry of the template as it is."""
+        if place.loaded_only:
+            return left_out
         assert self.template is not None
         return as_it_is(like, self.template.leaves, place.scoped)
 

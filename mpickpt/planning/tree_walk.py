@@ -95,8 +95,8 @@ def described(node: Node) -> str:
         return "an array"
     if isinstance(node, ListNode):
         return f"a {node.form} of {len(node.items)}"
-    return (
-        f"a dict of {len(node.items)}"
-        if isinstance(node, DictNode | RecordNode)
-        else "an object"
-    )
+    if not isinstance(node, DictNode | RecordNode):
+        return "an object"
+    if len(node.items) == 1 and isinstance(only := node.items[0][1], Plain):
+        return f"a dict, {{{node.items[0][0]!r}: {only.value!r:.60}}}"
+    return f"a dict of {len(node.items)}"

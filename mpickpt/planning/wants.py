@@ -44,6 +44,8 @@ class Place(msgspec.Struct, frozen=True):
         Inside a live object, which decides itself what it takes.
     must_agree : bool
         Per-rank arrays have to be equal on all saved ranks.
+    may_lack, loaded_only : bool
+        Inside a live object that says so; see `LiveRules`.
     """
 
     key: str = ""
@@ -53,6 +55,8 @@ class Place(msgspec.Struct, frozen=True):
     per_rank: bool = False
     loose: bool = False
     must_agree: bool = False
+    may_lack: bool = False
+    loaded_only: bool = False
 
     def below(self, component: Key) -> "Place":
         """Return the place of a child."""

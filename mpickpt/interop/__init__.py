@@ -1,0 +1,1 @@
+"""Neighbours: the objects of frameworks in, their checkpoints in, safetensors out."""
