@@ -16,6 +16,8 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,sm OMPI_MCA_pml=ob1
 export OMPI_MCA_mpi_yield_when_idle=1
 
 readonly SETUP_TIMEOUT_S=1200
+readonly TORCH="torch==2.13.0+cpu"
+readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
 readonly TESTS_TIMEOUT_S=${MPICKPT_TEST_SESSION_TIMEOUT_S:-3600}
 
 install_tools() {
@@ -46,6 +48,13 @@ install_tools() {
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+pip_install() {
+    local directory=$1
+    shift
+    timeout "$SETUP_TIMEOUT_S" "$directory/bin/python" -m pip install \
+        --quiet --disable-pip-version-check "$@"
+}
+
 # A stamp holds the digest of pyproject.toml, so that a second run installs nothing.
 make_environment() {
     local directory=$1 extras=$2 stamp digest
@@ -53,10 +62,16 @@ make_environment() {
     [ -x "$directory/bin/python" ] || python3 -m venv "$directory"
     digest="$(sha256sum pyproject.toml | cut -d' ' -f1) $PWD"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
-        timeout "$SETUP_TIMEOUT_S" "$directory/bin/python" -m pip install \
-            --quiet --disable-pip-version-check --editable ".[$extras]" || return
+        pip_install "$directory" --editable ".[$extras]" || return
         echo "$digest" >"$stamp"
     fi
+}
+
+# The plain wheel on PyPI brings gigabytes of CUDA.
+install_torch() {
+    "$venv/bin/python" -c 'import torch' 2>/dev/null ||
+        pip_install "$venv" "$TORCH" 2>/dev/null ||
+        pip_install "$venv" --extra-index-url "$TORCH_INDEX" "$TORCH"
 }
 
 # Each status is kept by hand: `set -e` is off in a function called before `||`.
@@ -76,7 +91,7 @@ venv=${MPICKPT_VENV:-${VIRTUAL_ENV:-$PWD/.venv}}
 install_tools
 make_environment "$venv" mpich,test,servers
 if [ "${MPICKPT_TEST_FRAMEWORKS:-1}" = 1 ]; then
-    make_environment "$venv" frameworks ||
+    { install_torch && make_environment "$venv" frameworks; } ||
         echo "tests/run.sh: tests that need frameworks are skipped, see above" >&2
 fi
 if [ "${MPICKPT_TEST_OPENMPI:-1}" = 1 ]; then
