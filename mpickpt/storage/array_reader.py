@@ -143,6 +143,27 @@ def copy_part(
             out[overlap.target] = elements[overlap.source]
 
 
+def part_pieces(
+    shard: ShardReader, part: StoredPart, dtype: DType
+) -> Iterator[tuple[Hyperslab, Array]]:
+    """Yield the elements of one part, in C order, at most a block at a time.
+
+    Yields
+    ------
+    (Hyperslab, ndarray)
+        Where they are in the global array, and the elements.
+    """
+    if part.file_offset is None:
+        return
+    for piece in contiguous_pieces(part.box.shape, dtype.itemsize, BLOCK_NBYTES):
+        offset = tuple(map(operator.add, piece.offset, part.box.offset))
+        before = _position(piece.offset, part.box.shape) * dtype.itemsize
+        content = np.empty(piece.size * dtype.itemsize, np.uint8)
+        shard.read_into(content.data, part.file_offset + before)
+        elements = content.view(dtype).reshape(piece.shape)
+        yield Hyperslab(offset, piece.shape), elements
+
+
 def require_tiling(key: str, box: Hyperslab, tiles: list[Hyperslab]) -> None:
     """Raise `LayoutError` unless the tiles cover the box, each element once."""
     wrong = first_wrong_index(box, tiles)

@@ -1,6 +1,7 @@
 """Opens one checkpoint for reading on one process: no MPI, no HDF5 library."""
 
 import operator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -184,6 +185,22 @@ class Checkpoint:
         if (out.shape, out.dtype) != (saved.shape, saved.dtype):
             raise ValueError(f"{saved} does not fit into {out.dtype} {out.shape}")
         self._fresh.attempt(lambda state: state.fill(name, out))
+
+    def pieces(self, keys: Sequence[Key]) -> Iterator[tuple[str, Hyperslab, Array]]:
+        """Go through whole arrays, however large, with little memory.
+
+        Parameters
+        ----------
+        keys : sequence of str or tuple
+            Of sharded or replicated arrays; of a checkpoint of one rank, any array.
+
+        Yields
+        ------
+        (str, Hyperslab, ndarray)
+            Key, place in the array, and elements, verified; at most 16 MiB. Each shard
+            is read once, in file order; a gap or an overlap is found at the end.
+        """
+        yield from self._fresh.now.pieces([key_of(_path_of(key)) for key in keys])
 
     def tree_of(self, rank: int) -> Node:
         """Return the tree that one rank saved."""

@@ -1,12 +1,13 @@
 """Sees all shards of one checkpoint as one state; files, but no MPI and no HDF5."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 from mpickpt.errors import ManifestError
 from mpickpt.format.dtypes import parse_dtype
 from mpickpt.format.hyperslab import Hyperslab, whole
+from mpickpt.format.index import StoredPart
 from mpickpt.format.naming import Path as KeyPath
 from mpickpt.format.naming import key_of
 from mpickpt.format.records import ArrayRecord, ShardManifest
@@ -18,6 +19,7 @@ from mpickpt.storage.array_reader import (
     Array,
     allocate,
     copy_part,
+    part_pieces,
     read_selection,
     require_backed,
     require_tiling,
@@ -25,6 +27,7 @@ from mpickpt.storage.array_reader import (
 from mpickpt.storage.places import Place
 from mpickpt.storage.saved_shards import SavedShards, matching_parts, require_same
 from mpickpt.storage.selection import Selection, select
+from mpickpt.storage.shard_reader import ShardReader
 
 T = TypeVar("T")
 
@@ -150,6 +153,26 @@ class SavedState:
         """Fill an array, of the right shape and dtype, with a whole saved array."""
         self._fill([self.records[key]], {key: out})
 
+    def pieces(self, keys: Sequence[str]) -> Iterator[tuple[str, Hyperslab, Array]]:
+        """Yield the elements of whole arrays; each shard is read once, in file order.
+
+        Raises
+        ------
+        KeyError
+            If one is no array, or another on each of several ranks.
+        """
+        records = [self._one_array(key) for key in keys]
+        dtypes = {record.key: parse_dtype(record.dtype) for record in records}
+        tiles: dict[str, list[Hyperslab]] = {key: [] for key in dtypes}
+        for shard, key, part in self._in_file_order(records):
+            tiles[key].append(part.box)
+            for box, elements in part_pieces(shard, part, dtypes[key]):
+                yield key, box, elements
+        for record in records:
+            shape = record.global_shape
+            if shape is not None:
+                require_tiling(record.key, whole(shape), tiles[record.key])
+
     def stored_boxes(self, key: str) -> list[Hyperslab]:
         """Return the boxes of an array as they lie in the shards, in rank order.
 
@@ -208,6 +231,24 @@ class SavedState:
 
     def _fill(self, records: Sequence[ArrayRecord], out: dict[str, Array]) -> None:
         boxes: dict[str, list[Hyperslab]] = {key: [] for key in out}
+        for shard, key, part in self._in_file_order(records):
+            boxes[key].append(part.box)
+            copy_part(shard, part, select(..., out[key].shape), out[key])
+        for key, tiles in boxes.items():
+            require_tiling(key, whole(out[key].shape), tiles)
+
+    def _one_array(self, key: str) -> ArrayRecord:
+        record = self.records.get(key)
+        if record is None:
+            raise KeyError(f"{key!r} is no array of this checkpoint")
+        if record.kind == "per_rank" and self.manifest.world_size > 1:
+            raise KeyError(f"{key!r} is another array on each rank")
+        return record
+
+    def _in_file_order(
+        self, records: Sequence[ArrayRecord]
+    ) -> Iterator[tuple[ShardReader, str, StoredPart]]:
+        """Yield the parts that have elements, each shard from its start to its end."""
         for rank in range(self.manifest.world_size if records else 0):
             shard = self.shards.of(rank)
             stored = [
@@ -215,10 +256,7 @@ class SavedState:
             ]
             for key, part in sorted(stored, key=lambda pair: pair[1].file_offset or 0):
                 if not part.box.is_empty:
-                    boxes[key].append(part.box)
-                    copy_part(shard, part, select(..., out[key].shape), out[key])
-        for key, tiles in boxes.items():
-            require_tiling(key, whole(out[key].shape), tiles)
+                    yield shard, key, part
 
     def _records_below(self, path: KeyPath) -> list[ArrayRecord]:
         key = key_of(path)

@@ -219,3 +219,27 @@ def test_reading_imports_neither_mpi_nor_hdf5(saved):
 
     root = Path(mpickpt.__file__).parents[1]
     subprocess.run([sys.executable, "-c", program], check=True, cwd=root, timeout=30)
+
+
+def test_pieces_are_whole_arrays_in_few_bytes_at_a_time(checkpoint):
+    keys = ["model/rows", ("model", "columns"), "shared"]
+    shapes = {key: checkpoint[key].shape for key in ("model/rows", "model/columns")}
+    found = {key: np.full(shape, -1.0) for key, shape in shapes.items()}
+    shared = []
+
+    for key, box, elements in checkpoint.pieces(keys):
+        if key in found:
+            found[key][box.slices()] = elements
+        else:
+            shared.append((box.offset, elements))
+
+    np.testing.assert_array_equal(found["model/rows"], ROWS)
+    np.testing.assert_array_equal(found["model/columns"], COLUMNS)
+    whole = [elements for _, elements in sorted(shared, key=lambda pair: pair[0])]
+    np.testing.assert_array_equal(np.concatenate(whole), SHARED)
+
+
+@pytest.mark.parametrize("key", ["lr", "nothing", "chain"])
+def test_pieces_of_what_is_not_one_array_are_an_error(checkpoint, key):
+    with pytest.raises(KeyError, match=repr(key)):
+        list(checkpoint.pieces([key]))
