@@ -18,7 +18,8 @@ _COMMANDS = {
     "show": "show what a checkpoint holds",
     "verify": "verify a checkpoint, or all of a run, against the saved digests",
     "diff": "compare two checkpoints bit by bit; exit status 3 if they differ",
-    "export": "write one array as a .npy file",
+    "export": "write arrays as a .npy file or as safetensors",
+    "import": "save a checkpoint of DeepSpeed, DCP or NeMo as one of ours",
     "cp": "copy a checkpoint to another directory or store, verified",
     "flush": "copy the checkpoints of a run that another place does not have",
     "prune": "remove the checkpoints of a run that no rule keeps",
@@ -33,6 +34,7 @@ _COMMANDS = {
 }
 # Rooms of their own, which talk MPI.
 _HOMES = {
+    "import": "mpickpt.interop.import_command",
     "bench": "mpickpt.bench.command",
     "doctor": "mpickpt.doctor.command",
 }
@@ -82,7 +84,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpickpt",
         description="Look at checkpoints and tidy up: no MPI, no HDF5 library, but for "
-        "doctor and bench.",
+        "import, doctor and bench.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
