@@ -20,22 +20,22 @@ class OpenFiles:
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
-        self._descriptors: OrderedDict[Path, int] = OrderedDict()
+        self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def descriptor(self, root: Path, relative: str) -> int:
-        """Return a descriptor of a file, for the next read alone."""
-        path = root / relative
-        if path in self._descriptors:
-            self._descriptors.move_to_end(path)
-            return self._descriptors[path]
+        """Return a descriptor of a file below the one root, for the next read alone."""
+        descriptor = self._descriptors.get(relative)
+        if descriptor is not None:
+            self._descriptors.move_to_end(relative)
+            return descriptor
         while len(self._descriptors) >= self._most:
             os.close(self._descriptors.popitem(last=False)[1])
-        self._descriptors[path] = open_contained(root, relative)
-        return self._descriptors[path]
+        self._descriptors[relative] = open_contained(root, relative)
+        return self._descriptors[relative]
 
-    def close(self, path: Path) -> None:
+    def close(self, relative: str) -> None:
         """Close a file, if it is open."""
-        descriptor = self._descriptors.pop(path, None)
+        descriptor = self._descriptors.pop(relative, None)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -106,7 +106,7 @@ class SourceFile:
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
-        self._opened.close(self.path)
+        self._opened.close(self.relative)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return so many bytes from an offset, which the file must have."""

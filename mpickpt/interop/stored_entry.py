@@ -45,6 +45,8 @@ class StoredEntry:
         """Announce that the bytes [start, stop) are going to be read."""
         if start == stop:
             return
+        if self._wanted and self._wanted[-1][1] == start:
+            start = self._wanted.pop()[0]
         self._wanted.append((start, stop))
         self._wanted_nbytes = 0
         if not self._is_held:

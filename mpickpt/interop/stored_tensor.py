@@ -36,6 +36,8 @@ class StoredTensor:
         Of the view, in elements.
     offset : int
         First element of the view in the storage.
+    is_run : bool
+        It is known to be one run of the storage.
     """
 
     file: "TorchFile"
@@ -44,6 +46,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    is_run: bool = False
 
     @property
     def size(self) -> int:
@@ -53,10 +56,14 @@ class StoredTensor:
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements are one run of the storage, in C order."""
-        return self.size < 2 or all(
-            n == 1 or stride == expected
-            for n, stride, expected in zip(
-                self.shape, self.strides, c_strides(self.shape), strict=True
+        return (
+            self.is_run
+            or self.size < 2
+            or all(
+                n == 1 or stride == expected
+                for n, stride, expected in zip(
+                    self.shape, self.strides, c_strides(self.shape), strict=True
+                )
             )
         )
 
@@ -76,8 +83,14 @@ class StoredTensor:
         """
         if not self.is_contiguous or start + math.prod(shape) > self.size:
             raise ValueError(f"no run of shape {shape} at {start} in {self.shape}")
-        return replace(
-            self, shape=shape, strides=c_strides(shape), offset=self.offset + start
+        return StoredTensor(
+            self.file,
+            self.storage,
+            self.dtype,
+            shape,
+            c_strides(shape),
+            self.offset + start,
+            is_run=True,
         )
 
     def small(self) -> Array | None:
@@ -85,7 +98,7 @@ class StoredTensor:
         content = self.file.small_storage(self.storage)
         if content is None or self.size == 0:
             return None if self.size else np.empty(self.shape, self.dtype)
-        return self._of_bytes(np.frombuffer(content, np.uint8), 0, whole(self.shape))
+        return self.of_bytes(np.frombuffer(content, np.uint8), 0, whole(self.shape))
 
     def as_streamed(
         self, *, cast: np.dtype[Any] | None = None, use: str = ""
@@ -107,7 +120,8 @@ class StoredTensor:
         is published.
         """
         entry = self.file.entry(self.storage, use)
-        return StreamedTensor(self, entry, cast or self.dtype)
+        kind = StreamedRun if self.is_contiguous else StreamedBlock
+        return kind(self, entry, cast or self.dtype)
 
     def boxes(self) -> Iterator[tuple[tuple[int, ...], "StoredTensor"]]:
         """Yield offset and view of boxes that tile it and are cheap to read in turn.
@@ -151,10 +165,10 @@ class StoredTensor:
 
     def _view(self, box: Hyperslab) -> "StoredTensor":
         moved = sum(o * s for o, s in zip(box.offset, self.strides, strict=True))
-        return replace(self, shape=box.shape, offset=self.offset + moved)
+        return replace(self, shape=box.shape, offset=self.offset + moved, is_run=False)
 
-    def _of_bytes(self, content: Array, first_byte: int, box: Hyperslab) -> Array:
-        """Return a box, given the bytes of the storage from `first_byte` on."""
+    def of_bytes(self, content: Array, first_byte: int, box: Hyperslab) -> Array:
+        """Return a copy of a box, given bytes of the storage from `first_byte` on."""
         part = self._view(box)
         itemsize = self.dtype.itemsize
         view = np.ndarray(
@@ -167,8 +181,53 @@ class StoredTensor:
         return np.array(view)
 
 
-class StreamedTensor(StreamedArray):
-    """Reads boxes of a tensor from its file, and has each byte verified."""
+class StreamedRun(StreamedArray):
+    """Reads boxes of what is one run of a storage; there may be a million of these."""
+
+    __slots__ = ("_entry", "_first", "_stored", "dtype", "shape")
+
+    def __init__(
+        self, tensor: StoredTensor, entry: "StoredEntry", dtype: np.dtype[Any]
+    ) -> None:
+        self.shape = tensor.shape
+        self.dtype = dtype
+        self._entry = entry
+        self._stored = tensor.dtype
+        self._first = tensor.offset
+        itemsize = tensor.dtype.itemsize
+        stop = tensor.offset + tensor.size
+        entry.expect(tensor.offset * itemsize, stop * itemsize)
+
+    def read(self, box: tuple[slice, ...]) -> Array:
+        """Return the elements of a box."""
+        slab = _slab(box)
+        if slab.is_empty:
+            return np.empty(slab.shape, self.dtype)
+        return _cast(self._elements(slab), self.dtype)
+
+    def _elements(self, slab: Hyperslab) -> Array:
+        strides = c_strides(self.shape)
+        pairs = list(zip(slab.offset, slab.shape, strides, strict=True))
+        first = self._first + sum(offset * stride for offset, _, stride in pairs)
+        reach = sum((n - 1) * stride for _, n, stride in pairs) + 1
+        if reach == slab.size:
+            itemsize = self._stored.itemsize
+            content = self._entry.read(first * itemsize, (first + reach) * itemsize)
+            return np.frombuffer(content, self._stored).reshape(slab.shape)
+        # Not one run of the file: a box of a few rows and some columns.
+        elements = np.empty(slab.shape, self._stored)
+        for piece in contiguous_pieces(slab.shape, 1, slab.shape[-1]):
+            moved = zip(slab.offset, piece.offset, strict=True)
+            inner = Hyperslab(tuple(a + b for a, b in moved), piece.shape)
+            elements[piece.slices()] = self._elements(inner)
+        return elements
+
+
+class StreamedBlock(StreamedArray):
+    """Reads a view that is no run of its storage, all at once, and gives boxes of it.
+
+    It is kept until all of it was given.
+    """
 
     def __init__(
         self, tensor: StoredTensor, entry: "StoredEntry", dtype: np.dtype[Any]
@@ -177,56 +236,44 @@ class StreamedTensor(StreamedArray):
         self.dtype = dtype
         self._tensor = tensor
         self._entry = entry
-        self._is_contiguous = tensor.is_contiguous
-        self._block: Array | None = None
+        self._content: Array | None = None
         self._n_left = tensor.size
-        first, last = tensor.span()
         itemsize = tensor.dtype.itemsize
-        self._first_byte = first * itemsize
-        self._nbytes = (last - first) * itemsize
-        entry.expect(self._first_byte, self._first_byte + self._nbytes)
+        self._start, self._stop = (element * itemsize for element in tensor.span())
+        entry.expect(self._start, self._stop)
 
     def read(self, box: tuple[slice, ...]) -> Array:
         """Return the elements of a box."""
-        slab = Hyperslab(
-            tuple(part.start for part in box),
-            tuple(part.stop - part.start for part in box),
-        )
+        slab = _slab(box)
         if slab.is_empty:
             return np.empty(slab.shape, self.dtype)
-        elements = self._run(slab) if self._is_contiguous else self._strided(slab)
-        with np.errstate(over="ignore"):  # too large becomes infinite, as in torch
-            return elements.astype(self.dtype, copy=False)
-
-    def _run(self, slab: Hyperslab) -> Array:
-        tensor = self._tensor
-        part = tensor._view(slab)
-        first, last = part.span()
-        itemsize = tensor.dtype.itemsize
-        if last - first == part.size:
-            content = self._entry.read(first * itemsize, last * itemsize)
-            return np.frombuffer(content, tensor.dtype).reshape(slab.shape)
-        # Not one run of the file: a box of a few rows and some columns.
-        elements = np.empty(slab.shape, tensor.dtype)
-        for piece in contiguous_pieces(slab.shape, 1, slab.shape[-1]):
-            moved = zip(slab.offset, piece.offset, strict=True)
-            inner = Hyperslab(tuple(a + b for a, b in moved), piece.shape)
-            elements[piece.slices()] = self._run(inner)
-        return elements
-
-    def _strided(self, slab: Hyperslab) -> Array:
-        block = self._block
-        if block is None:
-            stop = self._first_byte + self._nbytes
-            content = self._entry.read(self._first_byte, stop)
-            block = self._block = np.frombuffer(content, np.uint8)
-        elements = self._tensor._of_bytes(block, self._first_byte, slab)
+        content = self._content
+        if content is None:
+            read = self._entry.read(self._start, self._stop)
+            content = self._content = np.frombuffer(read, np.uint8)
+        elements = self._tensor.of_bytes(content, self._start, slab)
         self._n_left -= slab.size
         if self._n_left <= 0:
-            self._block = None
-        return elements
+            self._content = None
+        return _cast(elements, self.dtype)
+
+
+def _slab(box: tuple[slice, ...]) -> Hyperslab:
+    return Hyperslab(
+        tuple(part.start for part in box),
+        tuple(part.stop - part.start for part in box),
+    )
+
+
+def _cast(elements: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):  # too large becomes infinite, as in torch
+        return elements.astype(dtype, copy=False)
 
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of a C-ordered array."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    strides, inner = [], 1
+    for n in reversed(shape):
+        strides.append(inner)
+        inner *= n
+    return tuple(reversed(strides))

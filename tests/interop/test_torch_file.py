@@ -1,6 +1,7 @@
 """Files of torch.save without torch: what is in them, and what is refused."""
 
 import io
+import os
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from mpickpt import CheckpointError
 from mpickpt.errors import CorruptShardError, IncompleteCheckpointError, ManifestError
 from mpickpt.interop.allowlist import STANDARD
+from mpickpt.interop.source_file import OpenFiles, SourceFile
 from mpickpt.interop.torch_file import StoredTensor, open_torch_file
 
 torch = pytest.importorskip("torch")
@@ -283,3 +285,20 @@ def test_stored_tensor_is_cut_only_where_it_is(tmp_path):
         assert isinstance(stored, StoredTensor)
         with pytest.raises(ValueError, match="no run"):
             stored.run(2, (3,))
+
+
+def test_files_that_are_open_stay_few(tmp_path):
+    opened = OpenFiles(most=2)
+    names = [f"{number}.bin" for number in range(4)]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(bytes([number]) * 8)
+    sources = [SourceFile(tmp_path, name, opened=opened) for name in names]
+
+    before = len(os.listdir("/proc/self/fd"))
+    held = [source.read(2, 3) for source in sources * 2]
+
+    assert held == [bytes([number]) * 3 for number in range(4)] * 2
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    for source in sources:
+        source.close()
+    assert len(os.listdir("/proc/self/fd")) == before
