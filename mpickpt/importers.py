@@ -16,14 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpickpt.interop.dcp_import import dcp
-    from mpickpt.interop.deepspeed_import import deepspeed
-    from mpickpt.interop.nemo_import import nemo
+    from mpickpt.interop.dcp.importer import dcp
+    from mpickpt.interop.deepspeed.importer import deepspeed
+    from mpickpt.interop.nemo.importer import nemo
 
 _HOMES = {
-    "dcp": "mpickpt.interop.dcp_import",
-    "deepspeed": "mpickpt.interop.deepspeed_import",
-    "nemo": "mpickpt.interop.nemo_import",
+    "dcp": "mpickpt.interop.dcp.importer",
+    "deepspeed": "mpickpt.interop.deepspeed.importer",
+    "nemo": "mpickpt.interop.nemo.importer",
 }
 
 __all__ = ["dcp", "deepspeed", "nemo"]

@@ -14,7 +14,7 @@ and ``reshard=True`` goes from one mesh to another. `like` may hold
 """
 
 try:
-    from mpickpt.interop.jax_adapt import adapt, restore
+    from mpickpt.interop.jax.adapt import adapt, restore
 except ImportError as error:
     raise ImportError(
         f"mpickpt.jax needs JAX ({error}): pip install 'mpickpt[jax]'"

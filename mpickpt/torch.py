@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
-    from mpickpt.interop.torch_adapt import adapt
-    from mpickpt.interop.torch_random import RandomState
+    from mpickpt.interop.torch.adapt import adapt
+    from mpickpt.interop.torch.random import RandomState
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
@@ -24,15 +24,15 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from mpickpt.interop.dcp_storage_reader import DcpReader
-    from mpickpt.interop.dcp_storage_writer import DcpWriter
+    from mpickpt.interop.dcp_storage.reader import DcpReader
+    from mpickpt.interop.dcp_storage.writer import DcpWriter
 
 __all__ = ["DcpReader", "DcpWriter", "RandomState", "adapt"]
 
 # Imported when first used: torch.distributed.checkpoint takes seconds to import.
 _LATER = {
-    "DcpReader": "mpickpt.interop.dcp_storage_reader",
-    "DcpWriter": "mpickpt.interop.dcp_storage_writer",
+    "DcpReader": "mpickpt.interop.dcp_storage.reader",
+    "DcpWriter": "mpickpt.interop.dcp_storage.writer",
 }
 
 

@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("which array? give its KEY, as `mpickpt show` prints it")
         return _export_npy(options)
     # What knows other formats is a room above this one.
-    home = import_module("mpickpt.interop.export_safetensors")
+    home = import_module("mpickpt.interop.safetensors.export")
     status: int = home.run(options)
     return status
 

@@ -23,9 +23,9 @@ from mpickpt.parallel.world import world
 
 # Where each importer is; a function of its own name.
 KINDS = {
-    "deepspeed": ("mpickpt.interop.deepspeed_import", "DeepSpeed: ZeRO, universal"),
-    "dcp": ("mpickpt.interop.dcp_import", "torch.distributed.checkpoint"),
-    "nemo": ("mpickpt.interop.nemo_import", "NeMo, Megatron-core dist checkpoints"),
+    "deepspeed": ("mpickpt.interop.deepspeed.importer", "DeepSpeed: ZeRO, universal"),
+    "dcp": ("mpickpt.interop.dcp.importer", "torch.distributed.checkpoint"),
+    "nemo": ("mpickpt.interop.nemo.importer", "NeMo, Megatron-core dist checkpoints"),
 }
 
 

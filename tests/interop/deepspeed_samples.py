@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpickpt
-from mpickpt.interop.deepspeed_import import deepspeed
+from mpickpt.interop.deepspeed.importer import deepspeed
 from tests.mpi_launch import finish, start
 
 PROGRAMS = Path(__file__).with_name("programs")

@@ -11,7 +11,7 @@ from mpickpt import (
     ManifestError,
     StorageError,
 )
-from mpickpt.interop.containment import (
+from mpickpt.interop.sources.containment import (
     contained,
     names_inside,
     nbytes_contained,

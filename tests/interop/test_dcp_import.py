@@ -17,7 +17,7 @@ from mpickpt import (
     LayoutError,
     ManifestError,
 )
-from mpickpt.interop.dcp_import import dcp
+from mpickpt.interop.dcp.importer import dcp
 from tests.mpi_launch import finish, start
 
 torch = pytest.importorskip("torch")

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import (  # noqa: E402
     _load_state_dict,
 )
 
-from mpickpt.interop.dcp_storage_tree import (  # noqa: E402
+from mpickpt.interop.dcp_storage.tree import (  # noqa: E402
     METADATA_KEY,
     TENSOR,
     TORCH_SAVED,
@@ -40,7 +40,7 @@ from mpickpt.interop.dcp_storage_tree import (  # noqa: E402
     marks_of,
     tree_of,
 )
-from mpickpt.interop.dcp_storage_values import stored  # noqa: E402
+from mpickpt.interop.dcp_storage.values import stored  # noqa: E402
 from mpickpt.torch import DcpReader, DcpWriter  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -194,7 +194,7 @@ def test_import_follows_latest(samples, tmp_path):
 
 
 def test_import_verifies_every_storage_that_is_read(samples, tmp_path, monkeypatch):
-    from mpickpt.interop import deepspeed_import
+    from mpickpt.interop.deepspeed import importer as deepspeed_import
 
     seen = []
     described = deepspeed_import.imported_state

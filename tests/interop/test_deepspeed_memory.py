@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 import mpickpt
-from mpickpt.interop.deepspeed_pickles import DEEPSPEED
-from mpickpt.interop.stored_tensor import StoredTensor
-from mpickpt.interop.torch_file import open_torch_file
+from mpickpt.interop.deepspeed.pickles import DEEPSPEED
+from mpickpt.interop.sources.stored_tensor import StoredTensor
+from mpickpt.interop.sources.torch_file import open_torch_file
 from tests.interop.deepspeed_samples import PROGRAMS, TAG, make, needs_deepspeed
 from tests.mpi_launch import finish, start
 

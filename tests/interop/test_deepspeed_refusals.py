@@ -14,8 +14,8 @@ from mpickpt.errors import (
     IncompleteCheckpointError,
     ManifestError,
 )
-from mpickpt.interop.deepspeed_import import deepspeed
-from mpickpt.interop.deepspeed_tensor_parallel import TensorParallelLayout
+from mpickpt.interop.deepspeed.importer import deepspeed
+from mpickpt.interop.deepspeed.tensor_parallel import TensorParallelLayout
 from tests.interop.deepspeed_samples import TAG, imported
 from tests.ranks_as_threads import run_ranks
 

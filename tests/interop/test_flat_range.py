@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpickpt.interop.crc_of_parts import CrcOfParts, join_crc32
-from mpickpt.interop.deepspeed_flat import (
+from mpickpt.interop.deepspeed.flat import (
     even_fragments,
     part_fragments,
     parts_numel,
 )
-from mpickpt.interop.flat_range import boxes_of_flat_range
+from mpickpt.interop.sources.crc_of_parts import CrcOfParts, join_crc32
+from mpickpt.interop.sources.flat_range import boxes_of_flat_range
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mpickpt.interop.float_casts import cast_floats, count_overflows
+from mpickpt.interop.safetensors.float_casts import cast_floats, count_overflows
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -19,8 +19,8 @@ from mpickpt import (
     IncompleteCheckpointError,
     ManifestError,
 )
-from mpickpt.interop.nemo_import import nemo
-from mpickpt.interop.nemo_names import Naming
+from mpickpt.interop.nemo.importer import nemo
+from mpickpt.interop.nemo.names import Naming
 from tests.interop.foreign_samples import make_nemo
 from tests.mpi_launch import finish, start
 

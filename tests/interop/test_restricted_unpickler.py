@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpickpt import ManifestError
-from mpickpt.interop.allowlist import STANDARD
-from mpickpt.interop.plain_objects import PLAIN_OBJECTS, NodeMaker
-from mpickpt.interop.restricted_unpickler import loads
-from mpickpt.interop.stubs import Opaque, Stub, StubTensor
+from mpickpt.interop.sources.allowlist import STANDARD
+from mpickpt.interop.sources.plain_objects import PLAIN_OBJECTS, NodeMaker
+from mpickpt.interop.sources.restricted_unpickler import loads
+from mpickpt.interop.sources.stubs import Opaque, Stub, StubTensor
 
 PROTOCOLS = (2, 3, 4, 5)
 SCALARS = st.one_of(

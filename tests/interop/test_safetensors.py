@@ -10,8 +10,9 @@ import pytest
 
 import mpickpt
 from mpickpt import PerRank, Replicated, Sharded
-from mpickpt.interop import export_safetensors, staged_files
-from mpickpt.interop.safetensors_layout import Tensor, plan_files
+from mpickpt.interop.safetensors import export as export_safetensors
+from mpickpt.interop.safetensors import staged_files as staged_files
+from mpickpt.interop.safetensors.layout import Tensor, plan_files
 from tests.ranks_as_threads import run_ranks
 from tests.stores_double import URL, memory_store
 from tests.unit.cli_runs import ROOT, flip_byte_of_shard, run
@@ -431,7 +432,7 @@ def test_header_that_is_too_large_is_refused():
 MEMORY = """
 import resource, sys
 from mpickpt.cli.main import main
-from mpickpt.interop import export_safetensors
+from mpickpt.interop.safetensors import export as export_safetensors
 from pathlib import Path
 peak = lambda: int(next(
     line for line in open("/proc/self/status") if line.startswith("VmHWM")

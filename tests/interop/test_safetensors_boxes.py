@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpickpt.format.hyperslab import Hyperslab
-from mpickpt.interop.safetensors_file import write_box
+from mpickpt.interop.safetensors.file import write_box
 from mpickpt.storage.shard_file import ShardFile
 
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 
 from mpickpt import StateTypeError  # noqa: E402
-from mpickpt.interop.torch_dtensor import boxes_of, placed_boxes  # noqa: E402
+from mpickpt.interop.torch.dtensor import boxes_of, placed_boxes  # noqa: E402
 
 
 @st.composite

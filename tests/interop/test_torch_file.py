@@ -10,9 +10,9 @@ import pytest
 
 from mpickpt import CheckpointError
 from mpickpt.errors import CorruptShardError, IncompleteCheckpointError, ManifestError
-from mpickpt.interop.allowlist import STANDARD
-from mpickpt.interop.source_file import OpenFiles, SourceFile
-from mpickpt.interop.torch_file import StoredTensor, open_torch_file
+from mpickpt.interop.sources.allowlist import STANDARD
+from mpickpt.interop.sources.file import OpenFiles, SourceFile
+from mpickpt.interop.sources.torch_file import StoredTensor, open_torch_file
 
 torch = pytest.importorskip("torch")
 

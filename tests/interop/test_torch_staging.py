@@ -14,10 +14,10 @@ from mpickpt import (  # noqa: E402
     load_sharded,
     save_sharded,
 )
-from mpickpt.interop.torch_foreign import PiecesState, TensorState  # noqa: E402
-from mpickpt.interop.torch_module import ModuleState  # noqa: E402
-from mpickpt.interop.torch_optimizer import OptimizerState  # noqa: E402
-from mpickpt.interop.torch_staging import Moves, PlainCopier  # noqa: E402
+from mpickpt.interop.torch.foreign import PiecesState, TensorState  # noqa: E402
+from mpickpt.interop.torch.module import ModuleState  # noqa: E402
+from mpickpt.interop.torch.optimizer import OptimizerState  # noqa: E402
+from mpickpt.interop.torch.staging import Moves, PlainCopier  # noqa: E402
 from mpickpt.state import Sharded  # noqa: E402
 
 

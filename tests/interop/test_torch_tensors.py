@@ -8,7 +8,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 import mpickpt.torch  # noqa: E402
 from mpickpt import StateTypeError, load_sharded, save_sharded  # noqa: E402
-from mpickpt.interop.torch_tensors import array_of, tensor_of  # noqa: E402
+from mpickpt.interop.torch.tensors import array_of, tensor_of  # noqa: E402
 
 DTYPES = [
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -138,7 +138,7 @@ def test_tensors_without_elements_of_their_own_are_refused_by_name(make, words):
 
 
 def test_missing_ml_dtypes_is_said_with_what_to_install(monkeypatch):
-    from mpickpt.interop import torch_tensors
+    from mpickpt.interop.torch import tensors as torch_tensors
 
     torch_tensors._numpy_dtype.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpickpt
 from mpickpt import importers
-from mpickpt.interop import deepspeed_import  # noqa: F401  not the import's memory
+from mpickpt.interop.deepspeed import importer as deepspeed_import  # noqa: F401  not the import's memory
 
 
 def status(field):

@@ -1,0 +1,1 @@
+"""Reads checkpoints of torch.distributed.checkpoint; needs no torch."""

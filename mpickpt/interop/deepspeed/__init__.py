@@ -1,0 +1,1 @@
+"""Reads checkpoints of DeepSpeed; needs neither torch nor DeepSpeed."""

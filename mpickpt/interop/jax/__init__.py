@@ -1,0 +1,1 @@
+"""Puts JAX's arrays into state trees, and makes them again."""

@@ -1,0 +1,1 @@
+"""Reads checkpoints of Megatron-Core and NeMo; needs neither, nor torch."""

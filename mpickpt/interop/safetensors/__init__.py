@@ -1,0 +1,1 @@
+"""Writes safetensors files, as model hubs lay them out."""

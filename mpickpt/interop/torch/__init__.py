@@ -1,0 +1,1 @@
+"""Puts PyTorch's objects into state trees, and fills them again."""
