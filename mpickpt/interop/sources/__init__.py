@@ -1,1 +1,1 @@
-"""Reads files of other systems: zip files of torch, and pickles without running them."""
+"""Reads files of other systems: torch's zip files, and pickles, running nothing."""
