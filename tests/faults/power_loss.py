@@ -49,9 +49,9 @@ KILLED = ("first", "sync", "overwrite", "manager", "rewind")
 STARTS = 2
 
 # Of the short part: one in so many.
-CI_CUTS = {("xfs", "lose"): 3, ("xfs", "keep"): 9, ("ext4", "lose"): 9}
-CI_KILLED = 12
-CI_MPI = 9
+CI_CUTS = {("xfs", "lose"): 6, ("xfs", "keep"): 18, ("ext4", "lose"): 18}
+CI_KILLED = 24
+CI_MPI = 18
 
 PROGRAM = Path(__file__).parent / "programs" / "power_loss_ranks.py"
 
