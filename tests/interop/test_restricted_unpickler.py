@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpickpt import ManifestError
+from mpickpt.interop.deepspeed.pickles import DEEPSPEED
 from mpickpt.interop.sources.allowlist import STANDARD
 from mpickpt.interop.sources.plain_objects import PLAIN_OBJECTS, NodeMaker
 from mpickpt.interop.sources.restricted_unpickler import loads
@@ -121,6 +122,45 @@ def test_call_is_refused_by_name_and_not_made(payload, protocol):
 
     assert function.__name__ in message
     assert "file.pt" in message
+
+
+def by_name(module, enumeration, member):
+    """Return a pickle as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+    return (
+        b"\x80\x02cbuiltins\ngetattr\n"
+        + f"c{module}\n{enumeration}\n".encode()
+        + b"X"
+        + struct.pack("<I", len(member))
+        + member.encode()
+        + b"\x86R."
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "enumeration", "member", "value"),
+    [
+        ("deepspeed.runtime.zero.config", "ZeroStageEnum", "gradients", 2),
+        ("signal", "Signals", "SIGTERM", Opaque((15,))),
+        ("megatron.core.enums", "ModelType", "retro", Opaque(("retro",))),
+    ],
+)
+def test_member_of_an_enumeration_is_read_by_its_name(
+    module, enumeration, member, value
+):
+    found = read(by_name(module, enumeration, member), allow=DEEPSPEED)
+
+    if isinstance(value, Opaque):
+        found, value = found.arguments, value.arguments
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("torch", "Size"), ("argparse", "Namespace")]
+)
+def test_attribute_of_anything_else_is_refused(module, name):
+    message = refusal(by_name(module, name, "__init__"), allow=DEEPSPEED)
+
+    assert "builtins.getattr" in message
 
 
 def test_global_that_is_only_named_is_refused():

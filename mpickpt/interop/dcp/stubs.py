@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpickpt.interop.sources.allowlist import STANDARD, Allowlist
-from mpickpt.interop.sources.stubs import Opaque, Stub
+from mpickpt.interop.sources.stubs import Enumeration, Opaque, Stub
 
 _ALWAYS_THERE = {"state_dict_metadata", "planner_data", "storage_data"}
 
@@ -95,7 +95,7 @@ _CLASSES = {
     "StorageMeta": Opaque,
     "TensorProperties": TensorProperties,
     "TensorStorageMetadata": TensorStorage,
-    "_MEM_FORMAT_ENCODING": Opaque.made,
+    "_MEM_FORMAT_ENCODING": Enumeration(Opaque.made),
 }
 # Plans that Megatron keeps beside the metadata; nothing is taken from them.
 _PLANS = {
@@ -121,7 +121,7 @@ def _allowed() -> Allowlist:
     megatron = "megatron.core.dist_checkpointing.strategies.torch"
     return names | {
         (shard, "TensorProperties"): TensorProperties,
-        (shard, "MEM_FORMAT_ENCODING"): Opaque.made,
+        (shard, "MEM_FORMAT_ENCODING"): Enumeration(Opaque.made),
         (megatron, "MCoreMetadata"): Metadata,
         (megatron, "MCoreSavePlan"): Opaque,
         ("pathlib", "PosixPath"): Opaque.made,

@@ -16,7 +16,13 @@ from mpickpt.interop.sources.plain_objects import (
 )
 from mpickpt.interop.sources.reading import SourceReading
 from mpickpt.interop.sources.stored_tensor import StoredTensor
-from mpickpt.interop.sources.stubs import Opaque, Stub, StubDict, TorchDtype
+from mpickpt.interop.sources.stubs import (
+    Enumeration,
+    Opaque,
+    Stub,
+    StubDict,
+    TorchDtype,
+)
 
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MOST_DEPTH = 64
@@ -38,10 +44,20 @@ def _zero_stage(number: Any) -> int:
     return number
 
 
+_STAGES = Enumeration(
+    _zero_stage,
+    {
+        "disabled": 0,
+        "optimizer_states": 1,
+        "gradients": 2,
+        "weights": 3,
+        "max_stage": 3,
+    },
+)
 _SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _FRAGMENT = "fragment_address"
 DEEPSPEED: Allowlist = PLAIN_OBJECTS | {
-    ("deepspeed.runtime.zero.config", "ZeroStageEnum"): _zero_stage,
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"): _STAGES,
     ("deepspeed.utils.tensor_fragment", _FRAGMENT): FragmentAddress,
     # Where it was before version 0.8.1.
     ("deepspeed.runtime.utils", _FRAGMENT): FragmentAddress,

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from mpickpt.interop.sources.stubs import StorageType, StubDict, StubTensor, TorchDtype
+from mpickpt.interop.sources.stubs import (
+    StorageType,
+    StubDict,
+    StubTensor,
+    TorchDtype,
+    member_named,
+)
 
 Allowlist = dict[tuple[str, str], Any]
 
@@ -184,4 +190,5 @@ STANDARD: Allowlist = _torch() | {
     ("builtins", "dict"): StubDict,
     ("builtins", "set"): made_set,
     ("builtins", "frozenset"): made_set,
+    ("builtins", "getattr"): member_named,
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpickpt.errors import ManifestError
-from mpickpt.interop.sources.stubs import Stub, StubDict
+from mpickpt.interop.sources.stubs import NotDataError, Stub, StubDict
 
 Allowlist = Mapping[tuple[str, str], Any]
 Steps = Mapping[int, "Callable[[Machine], None]"]
@@ -209,7 +209,10 @@ class Machine:
             raise self.refused(f"a call of a {type(function).__name__}")
         if type(arguments) is not tuple or type(keywords) is not dict:
             raise TypeError("arguments that are no tuple")
-        made = function(*arguments, **keywords)
+        try:
+            made = function(*arguments, **keywords)
+        except NotDataError as error:
+            raise self.refused(str(error)) from None
         if type(made) is bytes:
             # Made from a text that may be named over and over by one byte each.
             self.containers_left -= len(made) // 16

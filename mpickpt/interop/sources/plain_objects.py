@@ -6,6 +6,7 @@ stand-ins; a class that is not listed here never gets this far.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from signal import Signals
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,13 @@ from mpickpt.format.tree import (
     Plain,
 )
 from mpickpt.interop.sources.allowlist import STANDARD, Allowlist
-from mpickpt.interop.sources.stubs import Opaque, Stub, StubDict, TorchDtype
+from mpickpt.interop.sources.stubs import (
+    Enumeration,
+    Opaque,
+    Stub,
+    StubDict,
+    TorchDtype,
+)
 
 # Nodes that a value may become whatever its size, and how many more for each byte.
 _FEW_NODES = 100_000
@@ -39,7 +46,7 @@ class Settings(Opaque):
 
 @dataclass(frozen=True)
 class EnumMember(Opaque):
-    """A member of an enumeration, made from its value."""
+    """A member of an enumeration: its value, or where that is not known its name."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,8 @@ def _numpy() -> Allowlist:
     return names
 
 
+_SIGNALS = {signal.name: signal.value for signal in Signals}
+_MEMBER = Enumeration(EnumMember.made)
 # Those that Megatron-LM itself declares safe, and what its arguments hold beside them.
 PLAIN_OBJECTS: Allowlist = (
     STANDARD
@@ -142,16 +151,16 @@ PLAIN_OBJECTS: Allowlist = (
         ("types", "SimpleNamespace"): Settings,
         ("pathlib", "PosixPath"): Opaque.made,
         ("pathlib._local", "PosixPath"): Opaque.made,
-        ("signal", "Signals"): EnumMember.made,
-        ("megatron.core.enums", "ModelType"): EnumMember.made,
+        ("signal", "Signals"): Enumeration(EnumMember.made, _SIGNALS),
+        ("megatron.core.enums", "ModelType"): _MEMBER,
         ("megatron.core.optimizer", "OptimizerConfig"): Settings,
         ("megatron.core.optimizer.optimizer_config", "OptimizerConfig"): Settings,
-        ("megatron.core.rerun_state_machine", "RerunDiagnostic"): EnumMember.made,
-        ("megatron.core.rerun_state_machine", "RerunMode"): EnumMember.made,
-        ("megatron.core.rerun_state_machine", "RerunState"): EnumMember.made,
-        ("megatron.core.transformer.enums", "AttnBackend"): EnumMember.made,
-        ("megatron.core.transformer.enums", "AttnMaskType"): EnumMember.made,
-        ("megatron.core.transformer.enums", "CudaGraphScope"): EnumMember.made,
+        ("megatron.core.rerun_state_machine", "RerunDiagnostic"): _MEMBER,
+        ("megatron.core.rerun_state_machine", "RerunMode"): _MEMBER,
+        ("megatron.core.rerun_state_machine", "RerunState"): _MEMBER,
+        ("megatron.core.transformer.enums", "AttnBackend"): _MEMBER,
+        ("megatron.core.transformer.enums", "AttnMaskType"): _MEMBER,
+        ("megatron.core.transformer.enums", "CudaGraphScope"): _MEMBER,
     }
 )
 

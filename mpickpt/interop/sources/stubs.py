@@ -4,7 +4,8 @@ A stub holds plain values and has no behaviour. Only a subclass of `Stub` accept
 state that a pickle gives to an object, and only into the fields that it declares.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Self
 
@@ -82,6 +83,44 @@ class Opaque(Stub):
         """Keep the attributes."""
         attributes = state if isinstance(state, dict) else {"state": state}
         object.__setattr__(self, "attributes", attributes)
+
+
+class NotDataError(TypeError):
+    """A call that a pickle asks for is none that makes data; says what it asks for."""
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """Stands for an enumeration of a framework.
+
+    Parameters
+    ----------
+    make : callable
+        Gives what stands for a member from its value.
+    values : mapping of str to object, optional
+        The value of each member by its name; one that is not there is known by name.
+    """
+
+    make: Callable[[Any], Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, value: Any) -> Any:
+        """Return a member by its value, as most versions of Python pickle it."""
+        return self.make(value)
+
+
+def member_named(*arguments: Any) -> Any:
+    """Stand for `getattr`, by which Python 3.11.0 to 3.11.3 pickle enumerations.
+
+    Raises
+    ------
+    NotDataError
+        It is asked for an attribute of anything else.
+    """
+    enumeration, name = arguments if len(arguments) == 2 else (None, None)
+    if not isinstance(enumeration, Enumeration) or type(name) is not str:
+        raise NotDataError("builtins.getattr")
+    return enumeration.make(enumeration.values.get(name, name))
 
 
 class StubDict(dict[Any, Any]):
