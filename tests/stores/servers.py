@@ -86,6 +86,8 @@ def seaweedfs(weed: str, folder: Path) -> Iterator[Server]:
         argv += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc_port}"]
     argv += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
     argv += ["-webdav=false", "-admin.ui=false"]
+    # Each bucket takes some; by default there are as many as the disk has room for.
+    argv += ["-volume.max=10000", "-master.volumeSizeLimitMB=64"]
     with _running(argv, folder, ports[6]) as server:
         yield server
 
