@@ -67,13 +67,15 @@ def strikes() -> dict[str, Strike]:
 
 
 def names_in_ci() -> set[str]:
-    """Choose one strike of each kind at each place; ranks and modes take turns."""
+    """Choose a strike at every other place; ranks and modes take turns."""
     chosen: dict[tuple[str, ...], str] = {}
     for number, strike in enumerate(strikes().values()):
         turn = (number * 2654435761) % 12 == 0
         if turn or _place(strike) not in chosen:
             chosen[_place(strike)] = strike.name
-    return set(chosen.values())
+    kinds = {place[0] for place in chosen}
+    by_kind = [[p for p in chosen if p[0] == kind] for kind in sorted(kinds)]
+    return {chosen[place] for places in by_kind for place in places[::2]}
 
 
 def _place(strike: Strike) -> tuple[str, ...]:

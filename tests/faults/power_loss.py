@@ -49,7 +49,7 @@ KILLED = ("first", "sync", "overwrite", "manager", "rewind")
 STARTS = 2
 
 # Of the short part: one in so many.
-CI_CUTS = {("xfs", "lose"): 6, ("xfs", "keep"): 18, ("ext4", "lose"): 18}
+CI_CUTS = {("xfs", "lose"): 12, ("xfs", "keep"): 36, ("ext4", "lose"): 36}
 CI_KILLED = 24
 CI_MPI = 18
 
