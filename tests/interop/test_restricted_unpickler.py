@@ -154,6 +154,10 @@ def test_member_of_an_enumeration_is_read_by_its_name(
     assert found == value
 
 
+def test_signal_is_read_as_a_constant_of_its_module():
+    assert read(b"\x80\x02csignal\nSIGTERM\nq\x00.", allow=DEEPSPEED) == 15
+
+
 @pytest.mark.parametrize(
     ("module", "name"), [("torch", "Size"), ("argparse", "Namespace")]
 )

@@ -139,12 +139,15 @@ def _numpy() -> Allowlist:
     return names
 
 
-_SIGNALS = {signal.name: signal.value for signal in Signals}
+_SIGNALS = {signal.name: int(signal.value) for signal in Signals}
+# Until version 3.11.3 Python wrote them as constants of their module.
+_SIGNALS_BY_NAME = {("signal", name): value for name, value in _SIGNALS.items()}
 _MEMBER = Enumeration(EnumMember.made)
 # Those that Megatron-LM itself declares safe, and what its arguments hold beside them.
 PLAIN_OBJECTS: Allowlist = (
     STANDARD
     | _numpy()
+    | _SIGNALS_BY_NAME
     | {
         ("_io", "BytesIO"): ByteStream,
         ("argparse", "Namespace"): Settings,

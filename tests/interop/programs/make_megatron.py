@@ -28,6 +28,7 @@ def main():
         iteration.mkdir(parents=True)
         (folder / "latest_checkpointed_iteration.txt").write_text("100")
     comm.Barrier()
+    pickle_members_by_value()
     dist_checkpointing.save(state(torch, comm.rank), str(iteration))
     comm.Barrier()
     found = loaded(torch, dist_checkpointing, iteration, comm.rank)
@@ -57,6 +58,18 @@ def whole_tensors(torch):
             state = drawn(*weight.shape)
             tensors[f"optimizer.state.{slot}.{name}"] = (state, axis)
     return tensors
+
+
+def pickle_members_by_value():
+    """Let enumerations be pickled as by Python 3.11.4 and later.
+
+    Megatron-core itself cannot load what older ones write.
+    """
+    import enum
+    import signal
+
+    for kind in (enum.Enum, signal.Signals):
+        kind.__reduce_ex__ = lambda self, _: (type(self), (self._value_,))
 
 
 def state(torch, rank):
