@@ -3,9 +3,10 @@
 #
 # Works on a bare Debian or Ubuntu machine with Python 3.11 or later. It makes .venv
 # in this clone (MPICKPT_VENV or an active virtual environment win) and
-# .venv-openmpi, then lints, then runs one pytest session, whose closing line is the
-# last line of the output. MPICKPT_TEST_OPENMPI=0 leaves Open MPI out,
-# MPICKPT_TEST_FRAMEWORKS=0 PyTorch, JAX, DeepSpeed and Megatron.
+# .venv-openmpi, then lints, then runs pytest, whose closing line is the last line of
+# the output: with arguments in one session, else in two side by side.
+# MPICKPT_TEST_OPENMPI=0 leaves Open MPI out, MPICKPT_TEST_FRAMEWORKS=0 PyTorch, JAX,
+# DeepSpeed and Megatron.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,6 +17,11 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl=self,sm OMPI_MCA_pml=ob1
 export OMPI_MCA_mpi_yield_when_idle=1
 
 readonly SETUP_TIMEOUT_S=1200
+# What starts many processes and waits for them.
+readonly JOBS=(
+    tests/crash tests/faults tests/slurm
+    tests/test_bench.py tests/test_doctor.py tests/test_parallel_suite.py
+)
 readonly TORCH="torch==2.13.0+cpu"
 readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
 readonly TESTS_TIMEOUT_S=${MPICKPT_TEST_SESSION_TIMEOUT_S:-3600}
@@ -102,11 +108,33 @@ else
 fi
 export PATH="$venv/bin:$PATH"
 
+run_pytest() {
+    timeout --kill-after=30 "$TESTS_TIMEOUT_S" "$venv/bin/python" -m pytest "$@"
+}
+
+# Half of the tests wait for jobs, servers and deadlines while the other half computes:
+# two sessions side by side, of which the one that takes longer is printed last.
+run_all() {
+    local ignored=() log status=0 other_status=0
+    for path in "${JOBS[@]}"; do ignored+=("--ignore=$path"); done
+    log=$(mktemp)
+    run_pytest "${JOBS[@]}" >"$log" 2>&1 &
+    run_pytest "${ignored[@]}" || status=$?
+    wait $! || other_status=$?
+    cat "$log"
+    rm -f "$log"
+    [ "$status" -ne 0 ] && return "$status"
+    return "$other_status"
+}
+
 # A lint failure does not hide what the tests say, nor do the tests hide it.
 lint_status=0
 lint || lint_status=$?
 test_status=0
-timeout --kill-after=30 "$TESTS_TIMEOUT_S" \
-    "$venv/bin/python" -m pytest "$@" || test_status=$?
+if [ $# -gt 0 ]; then
+    run_pytest "$@" || test_status=$?
+else
+    run_all || test_status=$?
+fi
 [ "$test_status" -ne 0 ] && exit "$test_status"
 exit "$lint_status"
