@@ -98,7 +98,7 @@ def test_bench_refuses_a_disk_without_room(small_disk):
     ("arguments", "complaint"),
     [
         (["--nbytes", "12 apples"], "expected a size as in 512MiB"),
-        (["--repeat", "0"], "expected a number above 0"),
+        (["--repeat", "0"], "expected a whole number, 1 or more"),
         (["--only", "save,speed"], "'speed' is none of memory, save"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
