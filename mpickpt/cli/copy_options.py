@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mpickpt.cli.output import nbytes_text, progress_bar, shown
-from mpickpt.cli.place_arguments import count
+from mpickpt.cli.place_arguments import argument, count
 from mpickpt.planning.pace_of_bytes import BytePace
 from mpickpt.planning.units import parse_rate
 
@@ -21,7 +21,7 @@ def add_copy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bandwidth",
         metavar="RATE",
-        type=rate,
+        type=argument(parse_rate),
         help="as 500MB/s: leaves the rest to others",
     )
     parser.add_argument(
@@ -36,14 +36,6 @@ def add_copy_arguments(parser: argparse.ArgumentParser) -> None:
 def pace_of(options: argparse.Namespace) -> BytePace:
     """Return the pace that was asked for."""
     return BytePace(options.bandwidth)
-
-
-def rate(text: str) -> float:
-    """Return bytes a second that an argument says."""
-    try:
-        return parse_rate(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 @contextmanager

@@ -2,13 +2,16 @@
 
 import argparse
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpickpt.cli.output import nbytes_text, print_line
-from mpickpt.cli.place_arguments import add_checkpoint_argument, place
+from mpickpt.cli.place_arguments import (
+    add_checkpoint_argument,
+    argument,
+    local_place,
+)
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.planning.units import parse_nbytes
 from mpickpt.storage.array_reader import StoredArray
@@ -44,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        type=_local_path,
+        type=local_place("write to a directory"),
         required=True,
         help="x.npy; for safetensors a directory",
     )
@@ -81,7 +84,7 @@ def _add_safetensors_arguments(group: Any) -> None:
     group.add_argument(
         "--max-shard",
         metavar="SIZE",
-        type=_nbytes,
+        type=argument(parse_nbytes),
         help="most bytes of tensors in one file, by default 5GB",
     )
     group.add_argument(
@@ -168,17 +171,3 @@ def _npy_dtype(dtype: np.dtype[Any], wanted: str | None) -> np.dtype[Any]:
             f"{wanted} has {other.itemsize}"
         )
     return other
-
-
-def _local_path(text: str) -> Path:
-    path = place(text)
-    if not isinstance(path, Path):
-        raise argparse.ArgumentTypeError(f"{text} is in a store; write to a directory")
-    return path
-
-
-def _nbytes(text: str) -> int:
-    try:
-        return parse_nbytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

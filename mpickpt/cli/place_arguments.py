@@ -1,11 +1,16 @@
 """What commands on runs and checkpoints take as arguments; no MPI."""
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 from mpickpt.errors import CheckpointError
 from mpickpt.format.naming import MANIFEST_NAME
 from mpickpt.storage.places import Place
 from mpickpt.storage.remote_path import parse_place
+
+T = TypeVar("T")
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +38,30 @@ def place(text: str) -> Place:
         return parse_place(text)
     except (ValueError, CheckpointError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def local_place(instead: str) -> Callable[[str], Path]:
+    """Return a parser of paths; `instead` says what to do about a URL of a store."""
+
+    def parsed(text: str) -> Path:
+        path = place(text)
+        if not isinstance(path, Path):
+            raise argparse.ArgumentTypeError(f"{text} is in a store; {instead}")
+        return path
+
+    return parsed
+
+
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser with its complaints as argparse shows them."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
 
 
 def checkpoint_place(text: str) -> Place:

@@ -2,13 +2,12 @@
 
 import argparse
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mpickpt.cli.output import print_json, print_line, print_table
-from mpickpt.cli.place_arguments import count
+from mpickpt.cli.place_arguments import argument, count
 from mpickpt.cli.status import WHOLE, UsageError
 from mpickpt.planning.cost import (
     GIGABIT_LINK_BPS,
@@ -24,8 +23,6 @@ from mpickpt.planning.cost import (
     seconds_said,
 )
 from mpickpt.planning.units import parse_nbytes, parse_rate, parse_seconds
-
-T = TypeVar("T")
 
 _COLUMNS = (
     "way",
@@ -53,16 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_number,
         help="by default 14: fp16 and three fp32 of Adam",
     )
-    size.add_argument("--nbytes", metavar="SIZE", type=_said(parse_nbytes))
+    size.add_argument("--nbytes", metavar="SIZE", type=argument(parse_nbytes))
     size.add_argument("--ranks", metavar="P", type=count, required=True)
     size.add_argument(
         "--mtbf",
         metavar="TIME",
-        type=_said(parse_seconds),
+        type=argument(parse_seconds),
         default=4 * 3600.0,
         help="mean time between failures of the whole job, by default 4h",
     )
-    size.add_argument("--step-time", metavar="TIME", type=_said(parse_seconds))
+    size.add_argument("--step-time", metavar="TIME", type=argument(parse_seconds))
     size.add_argument("--keep", metavar="K", type=count, default=5)
     speed = parser.add_argument_group("speeds, assumed where they are not given")
     for names, what in (
@@ -71,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (("--fs-bandwidth",), "what the file system takes of all ranks"),
         (("--memory-bandwidth",), "at which one rank copies its state"),
     ):
-        speed.add_argument(*names, metavar="RATE", type=_said(parse_rate), help=what)
+        speed.add_argument(*names, metavar="RATE", type=argument(parse_rate), help=what)
     speed.add_argument(
         "--measure",
         metavar="DIR",
@@ -222,18 +219,6 @@ def _document(job: Job, cost: Cost, sources: dict[str, str]) -> dict[str, Any]:
         "staging_nbytes_per_rank": cost.staging_nbytes,
         "advice": advice(job, cost),
     }
-
-
-def _said(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return the parser with its complaints as argparse shows them."""
-
-    def parsed(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return parsed
 
 
 def _number(text: str) -> float:

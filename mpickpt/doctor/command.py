@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpickpt.bench.ground import scratch_directory
 from mpickpt.bench.ranks import Ranks
-from mpickpt.cli.place_arguments import place
+from mpickpt.cli.place_arguments import argument, place
 from mpickpt.cli.status import FAILED, USAGE, WHOLE, UsageError, status_of
 from mpickpt.doctor.alone import examine
 from mpickpt.doctor.asking import LIMIT_S, Asking, leave
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nbytes",
         metavar="SIZE",
-        type=_nbytes,
+        type=argument(parse_nbytes),
         help="of one checkpoint, as in 1TB: whether it fits, and how long it takes",
     )
     parser.add_argument(
@@ -182,10 +182,3 @@ def _unreadable(directory: Path, failures: list[Failure]) -> StorageError:
         errno=getattr(errno, failure.errno or "", None),
         path=str(directory),
     )
-
-
-def _nbytes(text: str) -> int:
-    try:
-        return parse_nbytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpickpt.cli.copy_options import copy_progress
 from mpickpt.cli.output import nbytes_text, print_line
-from mpickpt.cli.place_arguments import place
+from mpickpt.cli.place_arguments import local_place
 from mpickpt.cli.run_arguments import step
 from mpickpt.cli.status import FAILED, USAGE, WHOLE, UsageError, status_of
 from mpickpt.errors import CheckpointError
@@ -28,6 +28,8 @@ KINDS = {
     "nemo": ("mpickpt.interop.nemo.importer", "NeMo, Megatron-core dist checkpoints"),
 }
 
+_LOCAL = local_place("copy it first")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
@@ -40,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for name, (_, meaning) in KINDS.items():
         kind = kinds.add_parser(name, help=meaning, description=meaning)
-        kind.add_argument("source", metavar="SRC", type=_local_path, help="directory")
+        kind.add_argument("source", metavar="SRC", type=_LOCAL, help="directory")
         kind.add_argument(
             "target",
             metavar="DST",
-            type=_local_path,
+            type=_LOCAL,
             help="directory of the new checkpoint, as RUN/step-0000000002",
         )
         kind.add_argument(
@@ -174,10 +176,3 @@ def _shown(rank: int) -> Iterator[Progress | None]:
             advance[0](nbytes)
 
         yield progress
-
-
-def _local_path(text: str) -> Path:
-    path = place(text)
-    if not isinstance(path, Path):
-        raise argparse.ArgumentTypeError(f"{text} is in a store; copy it first")
-    return path

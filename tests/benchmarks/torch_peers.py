@@ -27,6 +27,7 @@ from mpickpt.bench.rounds import Timings, Way, shuffled
 from mpickpt.bench.rows import Row, Target, at_least, at_most
 from mpickpt.cli.status import UsageError
 from tests.benchmarks.peers.dcp import join
+from tests.benchmarks.peers.groups import time_blocking
 
 ADAPTED, WRITER, READER = "mpickpt.torch", "DcpWriter", "DcpReader"
 PEER = "DCP"
@@ -152,17 +153,7 @@ def compare_loads(bench: Bench) -> list[Row]:
 
 def compare_blocking(bench: Bench) -> list[Row]:
     begins = large(bench).begins()
-    timings = Timings({name: [] for name in begins})
-    for number in range(bench.repeat + 1):
-        for name in shuffled([*begins], number):
-            bench.clear()
-            pending: list[Any] = []
-            seconds = bench.ranks.timed(
-                lambda name=name, pending=pending: pending.append(begins[name]())
-            )
-            pending[0].result()
-            if number:
-                timings.seconds[name].append(seconds)
+    timings = time_blocking(bench, begins)
     peer = timings.fastest(PEER)
     millis = ", ".join(map(timings.millis_text, begins))
     return [

@@ -1,5 +1,6 @@
 """The comparisons, group by group: our way and the peers' ways take turns."""
 
+from collections.abc import Callable
 from typing import Any
 
 from mpickpt.bench.background import (
@@ -87,9 +88,8 @@ def compare_many_arrays(bench: Bench) -> list[Row]:
     ]
 
 
-def compare_blocking(bench: Bench) -> list[Row]:
-    dcp = Dcp(bench)
-    begins = {BLOCKING: lambda: begin_save(bench)} | dcp.begins()
+def time_blocking(bench: Bench, begins: dict[str, Callable[[], Any]]) -> Timings:
+    """Return how long each way of beginning a save holds up the program."""
     timings = Timings({name: [] for name in begins})
     for number in range(bench.repeat + 1):
         for name in shuffled([*begins], number):
@@ -101,6 +101,13 @@ def compare_blocking(bench: Bench) -> list[Row]:
             pending[0].result()
             if number:
                 timings.seconds[name].append(seconds)
+    return timings
+
+
+def compare_blocking(bench: Bench) -> list[Row]:
+    dcp = Dcp(bench)
+    begins = {BLOCKING: lambda: begin_save(bench)} | dcp.begins()
+    timings = time_blocking(bench, begins)
     peer = timings.fastest("async_save")
     return [
         Row(
