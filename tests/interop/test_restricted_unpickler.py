@@ -9,6 +9,7 @@ import time
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpickpt import ManifestError
-from mpickpt.interop.deepspeed.pickles import DEEPSPEED
+from mpickpt.interop.deepspeed.pickles import DEEPSPEED, PlainValues
 from mpickpt.interop.sources.allowlist import STANDARD
 from mpickpt.interop.sources.plain_objects import PLAIN_OBJECTS, NodeMaker
 from mpickpt.interop.sources.restricted_unpickler import loads
@@ -152,6 +153,17 @@ def test_member_of_an_enumeration_is_read_by_its_name(
     if isinstance(value, Opaque):
         found, value = found.arguments, value.arguments
     assert found == value
+
+
+def test_path_is_read_as_its_text_by_every_importer():
+    pickled = pickle.dumps(PurePosixPath("/runs/one"), 2).replace(
+        b"PurePosixPath", b"PosixPath"
+    )
+    path = read(pickled, allow=DEEPSPEED)
+
+    assert PlainValues(None, "file.pt").value(path, "run") == "/runs/one"
+    maker = NodeMaker("file.pt", len(pickled), lambda value: False)
+    assert maker.node(path).value == "/runs/one"
 
 
 def test_signal_is_read_as_a_constant_of_its_module():

@@ -10,21 +10,19 @@ from mpickpt.errors import ManifestError
 from mpickpt.interop.sources.allowlist import Allowlist
 from mpickpt.interop.sources.plain_objects import (
     PLAIN_OBJECTS,
-    EnumMember,
+    SCALARS,
     NumpyArray,
     Settings,
+    plainer,
 )
 from mpickpt.interop.sources.reading import SourceReading
 from mpickpt.interop.sources.stored_tensor import StoredTensor
 from mpickpt.interop.sources.stubs import (
     Enumeration,
-    Opaque,
     Stub,
     StubDict,
-    TorchDtype,
 )
 
-_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MOST_DEPTH = 64
 # What refers to itself many times can be said in few bytes.
 _MOST_VALUES = 2_000_000
@@ -123,18 +121,15 @@ class PlainValues:
             raise ManifestError(
                 f"{self._where}: {place} is nested too deep, or has too many values"
             )
-        if type(value) in _SCALARS or isinstance(value, np.generic):
+        if type(value) in SCALARS or isinstance(value, np.generic):
             return value
         if isinstance(value, StoredTensor):
             return self._reading.whole(value)
         if isinstance(value, NumpyArray) and isinstance(value.array, np.ndarray):
             return self._reading.held(value.array)
-        if isinstance(value, TorchDtype):
-            return f"torch.{value.name}"
-        if isinstance(value, EnumMember) and len(value.arguments) == 1:
-            return self.value(value.arguments[0], place, depth + 1)
-        if isinstance(value, Settings):
-            return self.value(value.attributes or {}, place, depth + 1)
+        meant = plainer(value)
+        if meant is not value:
+            return self.value(meant, place, depth + 1)
         return self._container(value, place, depth)
 
     def is_key(self, name: Any, place: str) -> bool:
@@ -157,11 +152,6 @@ class PlainValues:
             if all(item is not _NOTHING for item in items):
                 return type(value)(items)
             return _NOTHING
-        if type(value) in (set, frozenset):
-            in_order = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-            return self.value(in_order, place, depth + 1)
-        if type(value) is Opaque and all(type(p) is str for p in value.arguments):
-            return "/".join(value.arguments)
         self.left_out.append(f"{place} ({type(value).__name__})")
         return _NOTHING
 

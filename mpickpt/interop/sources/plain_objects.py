@@ -35,7 +35,7 @@ _FEW_NODES = 100_000
 _NODES_PER_BYTE = 2
 # Text as long as that counts as one more.
 _TEXT_PER_NODE = 16
-_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _NUMPY_KINDS = "biufc"
 
 
@@ -168,6 +168,23 @@ PLAIN_OBJECTS: Allowlist = (
 )
 
 
+def plainer(value: Any) -> Any:
+    """Return the plain value that a stand-in, or a set, is written as; else itself."""
+    if isinstance(value, TorchDtype):
+        return f"torch.{value.name}"
+    if isinstance(value, EnumMember) and len(value.arguments) == 1:
+        return value.arguments[0]
+    if isinstance(value, Settings):
+        return value.attributes or {}
+    if type(value) in (set, frozenset):
+        # In an order that does not change from one process to the next.
+        return sorted(value, key=lambda item: (type(item).__name__, repr(item)))
+    if type(value) is Opaque and all(type(p) is str for p in value.arguments):
+        # A path, by its parts: that of the root is a slash itself.
+        return "/".join(value.arguments).replace("//", "/", 1)
+    return value
+
+
 class NodeMaker:
     """Makes nodes of one unpickled value and collects the arrays in it.
 
@@ -206,7 +223,7 @@ class NodeMaker:
         kind = type(value)
         length = len(value) if kind is str or kind is bytes else 0
         self._count(length, depth)
-        if kind in _SCALARS or isinstance(value, np.generic):
+        if kind in SCALARS or isinstance(value, np.generic):
             return Plain(value)
         if self.is_array(value) or isinstance(value, NumpyArray):
             self.arrays.append(getattr(value, "array", value))
@@ -216,10 +233,6 @@ class NodeMaker:
         if kind is list or kind is tuple:
             children = tuple(self.node(child, depth + 1) for child in value)
             return ListNode(children, kind.__name__)
-        if kind is set or kind is frozenset:
-            # In an order that does not change from one process to the next.
-            in_order = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-            return self.node(in_order, depth)
         return self._stand_in(value, depth)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Node:
@@ -237,17 +250,12 @@ class NodeMaker:
             raise self.refused("values nested too deep, or too many of them")
 
     def _stand_in(self, value: Any, depth: int) -> Node:
-        if isinstance(value, TorchDtype):
-            return Plain(f"torch.{value.name}")
         if isinstance(value, ByteStream):
             return self.node(value.content, depth)
-        if isinstance(value, Settings):
-            return self.node(value.attributes or {}, depth)
-        if isinstance(value, EnumMember) and len(value.arguments) == 1:
-            return self.node(value.arguments[0], depth + 1)
-        if type(value) is Opaque and all(type(p) is str for p in value.arguments):
-            return Plain("/".join(value.arguments).replace("//", "/", 1))
-        raise self.refused(f"a {type(value).__name__}")
+        meant = plainer(value)
+        if meant is value:
+            raise self.refused(f"a {type(value).__name__}")
+        return self.node(meant, depth + 1)
 
     def refused(self, what: str) -> ManifestError:
         """Return the error that says what cannot be imported."""
